@@ -1,0 +1,1 @@
+"""The same engine with and without ullage: containers, load, starts, table."""

@@ -1,0 +1,1 @@
+"""Which devices are here, and what each source says about their memory."""

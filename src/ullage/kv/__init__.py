@@ -1,0 +1,1 @@
+"""The KV cache: how much fits, and one that grows at fixed addresses."""

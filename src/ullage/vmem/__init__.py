@@ -1,0 +1,1 @@
+"""Virtual memory: reserve addresses, put memory behind them, take it away again."""
