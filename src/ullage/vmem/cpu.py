@@ -1,0 +1,64 @@
+"""Virtual memory of a Linux process: a reservation is PROT_NONE, a commit populates it.
+
+- MADV_POPULATE_WRITE (Linux 5.14) faults every page in, so that a later touch cannot be the one that
+  meets the limit.  Over a cgroup's limit the kernel ends the process by SIGKILL, not by ENOMEM:
+  hence `overcommit_kills`, and `vmem.region` looks before each step.
+- A committed range ends where access ends, so the kernel never lets a huge page reach beyond it.
+- Decommitting by a fixed mapping over the range is atomic, and also frees what a failed populate
+  left behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import ExitStack
+from typing import Final
+
+from ullage.drivers import libc, thp
+from ullage.units import MIB
+from ullage.vmem.base import Capabilities
+
+_STEP_BYTES: Final = 64 * MIB
+
+
+class CpuMemory:
+    """The process's own address space."""
+
+    def __init__(self) -> None:
+        self._capabilities = Capabilities(
+            granularity_bytes=mmap.PAGESIZE,
+            huge_page_bytes=thp.advised_page_bytes(),
+            step_bytes=_STEP_BYTES,
+            overcommit_kills=True,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def reserve(self, size_bytes: int) -> int:
+        address = libc.map_inaccessible(size_bytes)
+        with ExitStack() as undo:
+            undo.callback(libc.unmap, address, size_bytes)
+            if self._capabilities.huge_page_bytes is not None:
+                libc.advise(address, size_bytes, libc.MADV_HUGEPAGE)
+            undo.pop_all()
+        return address
+
+    def commit(self, address: int, size_bytes: int) -> None:
+        with ExitStack() as undo:
+            undo.callback(self.decommit, address, size_bytes)
+            libc.protect(address, size_bytes, libc.PROT_READ_WRITE)
+            libc.advise(address, size_bytes, libc.MADV_POPULATE_WRITE)
+            undo.pop_all()
+
+    def decommit(self, address: int, size_bytes: int) -> None:
+        libc.remap_inaccessible(address, size_bytes)
+        if self._capabilities.huge_page_bytes is not None:
+            libc.advise(address, size_bytes, libc.MADV_HUGEPAGE)
+
+    def zero(self, address: int, size_bytes: int) -> None:
+        libc.zero(address, size_bytes)
+
+    def release(self, address: int, size_bytes: int) -> None:
+        libc.unmap(address, size_bytes)

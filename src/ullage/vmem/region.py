@@ -1,0 +1,125 @@
+"""One reserved range, and which parts of it have memory.  All-or-nothing, over any primitives.
+
+`commit` takes byte ranges, widens them to granules, and commits those granules that have no memory
+yet, in steps.  Before each step it asks how much can still be taken: where exceeding a limit kills
+the process, looking first is the only way to fail with an error.  Whatever fails, the region is as
+it was before the call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+
+from ullage.errors import OverAvailable
+from ullage.units import align_down, align_up, gib
+from ullage.vmem.base import VirtualMemory
+from ullage.vmem.extents import Extent, covered_bytes, merged, without
+
+Available = Callable[[], int | None]
+"""How many bytes could still be taken now; None when nothing is known to limit it."""
+
+
+def unlimited() -> int | None:
+    """An `Available` for memory that nothing limits."""
+    return None
+
+
+class Region:
+    """Addresses from `address` on, `size_bytes` of them, for ever the same until `close`."""
+
+    def __init__(
+        self, memory: VirtualMemory, size_bytes: int, *, available: Available = unlimited
+    ) -> None:
+        granularity_bytes = memory.capabilities.granularity_bytes
+        self._memory = memory
+        self._available = available
+        self._lock = threading.RLock()
+        self._committed: tuple[Extent, ...] = ()
+        self.size_bytes = align_up(max(size_bytes, 1), granularity_bytes)
+        self.address = memory.reserve(self.size_bytes)
+        self._open = True
+
+    @property
+    def physical_bytes(self) -> int:
+        """Memory behind the region now."""
+        return covered_bytes(self._committed)
+
+    @property
+    def committed(self) -> Sequence[Extent]:
+        """The granules with memory, as offsets: sorted, apart from each other."""
+        return self._committed
+
+    def commit(self, ranges: Iterable[Extent]) -> None:
+        """Put memory behind byte ranges (offsets).  New memory reads as zeros.
+
+        Raises OverAvailable before the kernel would kill, MemoryRefused when it refuses; then
+        nothing has changed.
+        """
+        with self._lock, ExitStack() as undo:
+            wanted = merged(self._widened(extent) for extent in ranges)
+            new = without(wanted, self._committed)
+            self._check_room(covered_bytes(new))
+            for extent in new:
+                for step in self._steps(extent):
+                    self._check_room(step.size_bytes)
+                    undo.callback(self._memory.decommit, self.address + step.start, step.size_bytes)
+                    self._memory.commit(self.address + step.start, step.size_bytes)
+            undo.pop_all()
+            self._committed = merged((*self._committed, *new))
+
+    def decommit(self, ranges: Iterable[Extent]) -> None:
+        """Take the memory of byte ranges away: only granules that lie in a range as a whole."""
+        with self._lock:
+            inner = merged(self._narrowed(extent) for extent in ranges)
+            kept = without(self._committed, inner)
+            for extent in without(self._committed, kept):
+                self._memory.decommit(self.address + extent.start, extent.size_bytes)
+                self._committed = without(self._committed, (extent,))
+
+    def zero(self, extent: Extent) -> None:
+        """Overwrite a byte range with zeros.  pre: it is committed."""
+        with self._lock:
+            if extent.size_bytes:
+                self._memory.zero(self.address + extent.start, extent.size_bytes)
+
+    def close(self) -> None:
+        """Give everything back.  Later calls do nothing."""
+        with self._lock:
+            if self._open:
+                self._memory.release(self.address, self.size_bytes)
+                self._open = False
+                self._committed = ()
+
+    def _check_room(self, size_bytes: int) -> None:
+        left_bytes = self._available()
+        if left_bytes is not None and size_bytes > left_bytes:
+            raise OverAvailable(
+                f"{gib(size_bytes, digits=3)} are to be committed and {gib(left_bytes, digits=3)} "
+                "are available. Nothing was changed: ask for less, or free memory first."
+            )
+
+    def _steps(self, extent: Extent) -> Iterator[Extent]:
+        """Pieces of at most `step_bytes` that end on multiples of it, so that huge pages fit."""
+        step_bytes = self._memory.capabilities.step_bytes
+        start = extent.start
+        while start < extent.stop:
+            boundary = align_down(self.address + start, step_bytes) + step_bytes - self.address
+            stop = min(extent.stop, boundary)
+            yield Extent(start=start, stop=stop)
+            start = stop
+
+    def _widened(self, extent: Extent) -> Extent:
+        if not 0 <= extent.start <= extent.stop <= self.size_bytes:
+            raise ValueError(f"{extent} is outside a region of {self.size_bytes} bytes.")
+        granularity_bytes = self._memory.capabilities.granularity_bytes
+        return Extent(
+            start=align_down(extent.start, granularity_bytes),
+            stop=align_up(extent.stop, granularity_bytes),
+        )
+
+    def _narrowed(self, extent: Extent) -> Extent:
+        granularity_bytes = self._memory.capabilities.granularity_bytes
+        start = align_up(extent.start, granularity_bytes)
+        return Extent(start=start, stop=max(start, align_down(extent.stop, granularity_bytes)))
