@@ -1,0 +1,184 @@
+"""How much memory can still be taken now: the smallest of what each source leaves.
+
+For a limited group:
+
+    available = limit - (used - reclaimable)
+    reclaimable = file pages on the LRU lists - hot - unwritten
+
+so a group with limit 4.0, used 3.0, of which 1.5 are clean file pages and 0.2 of those mapped,
+has 4.0 - (3.0 - 1.3) = 2.3 left.  For the host, the kernel's MemAvailable takes the place of
+free + reclaimable, with the same deductions and a margin.
+
+shmem and swap never count as available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ullage.devices.base import MemoryParts, Reading
+from ullage.errors import Unreadable
+from ullage.units import MIB, gib
+
+HOST_SOURCE: Final = "meminfo"
+
+# MemAvailable is an estimate: per-CPU counters lag, reclaim is not perfect, and everything else
+# on the host allocates as well.  Below its low watermark the kernel wakes kswapd and stalls
+# allocations; by default the watermarks lie 0.1 % of memory apart (vm.watermark_scale_factor).
+# Ten such steps, and on small machines, where min_free_kbytes dominates, about three times its
+# low watermark (82 MiB on a 24 GiB machine).
+_MARGIN_DIVISOR: Final = 100
+_MARGIN_FLOOR_BYTES: Final = 256 * MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilePages:
+    """File pages on the LRU lists, in three parts that do not overlap."""
+
+    hot_bytes: int  # mapped: running code and weights in use, reclaimed only to be read again
+    unwritten_bytes: int  # dirty or being written back: not free before the disk has them
+    reclaimable_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """What one source leaves.  None: it sets no limit, or does not say enough."""
+
+    source: str
+    available_bytes: int | None
+    margin_bytes: int = 0  # already taken off
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settled:
+    total_bytes: int  # of the binding source: its limit, or the host's MemTotal
+    available_bytes: int
+    binding_source: str
+    candidates: tuple[Candidate, ...]
+
+
+def settle(readings: Sequence[Reading]) -> Settled:
+    """The tightest of all sources; among equals the first.
+
+    Raises Unreadable where no source says enough, and where a limit is known but not how much of
+    it is used: it may be nearly full, and exceeding it is SIGKILL, not an error.
+    """
+    for reading in readings:
+        _refuse_unknown_use(reading)
+    candidates = tuple(_candidate(reading) for reading in readings)
+    known = [
+        (candidate.available_bytes, reading.total_bytes, candidate.source)
+        for candidate, reading in zip(candidates, readings, strict=True)
+        if candidate.available_bytes is not None and reading.total_bytes is not None
+    ]
+    if not known:
+        names = ", ".join(reading.source for reading in readings) or "no source"
+        raise Unreadable(
+            f"How much memory is available cannot be told: asked {names}. "
+            "Make /proc/meminfo readable."
+        )
+    available, total, source = min(known, key=lambda each: each[0])
+    return Settled(
+        total_bytes=total, available_bytes=available, binding_source=source, candidates=candidates
+    )
+
+
+def _refuse_unknown_use(reading: Reading) -> None:
+    if reading.source == HOST_SOURCE or reading.total_bytes is None:
+        return
+    if reading.used_bytes is None:
+        raise Unreadable(
+            f"{reading.source} limits memory to {gib(reading.total_bytes)}, but does not say how "
+            "much of it is used. Make the group's memory.current readable."
+        )
+
+
+def _candidate(reading: Reading) -> Candidate:
+    if reading.source == HOST_SOURCE:
+        margin = _margin_bytes(reading.total_bytes)
+        return Candidate(
+            source=reading.source,
+            available_bytes=_host_available_bytes(reading, margin),
+            margin_bytes=margin,
+        )
+    return Candidate(source=reading.source, available_bytes=_group_available_bytes(reading))
+
+
+def _group_available_bytes(reading: Reading) -> int | None:
+    if reading.total_bytes is None or reading.used_bytes is None:
+        return None
+    pages = file_pages(reading.parts)
+    # Not knowing what can be reclaimed, nothing can be.
+    reclaimable_bytes = 0 if pages is None else pages.reclaimable_bytes
+    return max(0, reading.total_bytes - max(0, reading.used_bytes - reclaimable_bytes))
+
+
+def _host_available_bytes(reading: Reading, margin_bytes: int) -> int | None:
+    claimed = reading.parts.available_bytes
+    if claimed is None:
+        return None
+    pages = file_pages(reading.parts)
+    if pages is not None:
+        return max(0, claimed - pages.hot_bytes - pages.unwritten_bytes - margin_bytes)
+    # MemAvailable counts file pages, and how many of them are in use is not known.
+    if reading.free_bytes is None:
+        return None
+    return max(0, min(claimed, reading.free_bytes) - margin_bytes)
+
+
+def _margin_bytes(total_bytes: int | None) -> int:
+    return max(_MARGIN_FLOOR_BYTES, (total_bytes or 0) // _MARGIN_DIVISOR)
+
+
+def file_pages(parts: MemoryParts) -> FilePages | None:
+    """The file pages on the LRU lists, taken apart; None unless all counters are known.
+
+    The kernel's count of mapped pages includes mapped shmem, which is not on these lists.  Taking
+    all shmem off would be wrong the other way, since shmem need not be mapped.  So the count is
+    only held to the size of the lists: at worst too much is called hot.
+    """
+    if (
+        parts.inactive_file_bytes is None
+        or parts.active_file_bytes is None
+        or parts.mapped_file_bytes is None
+        or parts.dirty_bytes is None
+        or parts.writeback_bytes is None
+    ):
+        return None
+    listed_bytes = parts.inactive_file_bytes + parts.active_file_bytes
+    hot_bytes = min(parts.mapped_file_bytes, listed_bytes)
+    unwritten_bytes = min(parts.dirty_bytes + parts.writeback_bytes, listed_bytes - hot_bytes)
+    return FilePages(
+        hot_bytes=hot_bytes,
+        unwritten_bytes=unwritten_bytes,
+        reclaimable_bytes=listed_bytes - hot_bytes - unwritten_bytes,
+    )
+
+
+def unreclaimable_bytes(parts: MemoryParts) -> int | None:
+    """Memory that no reclaim gives back without swap: anonymous, shmem, kernel, locked file pages.
+
+    What an engine truly occupies, whatever the page cache does; None unless anonymous memory,
+    shmem and kernel memory are known.  Reclaimable slab is left out where it is known (v2 only).
+    """
+    if parts.anon_bytes is None or parts.shmem_bytes is None or parts.kernel_bytes is None:
+        return None
+    kernel_bytes = parts.kernel_bytes - (parts.slab_reclaimable_bytes or 0)
+    return parts.anon_bytes + parts.shmem_bytes + kernel_bytes + (_locked_file_bytes(parts) or 0)
+
+
+def _locked_file_bytes(parts: MemoryParts) -> int | None:
+    """File pages on no reclaimable list.  `unevictable` alone would count locked anonymous memory
+    and shmem a second time."""
+    if (
+        parts.unevictable_bytes is None
+        or parts.file_bytes is None
+        or parts.shmem_bytes is None
+        or parts.inactive_file_bytes is None
+        or parts.active_file_bytes is None
+    ):
+        return None
+    listed_bytes = parts.inactive_file_bytes + parts.active_file_bytes
+    return min(parts.unevictable_bytes, max(0, parts.file_bytes - parts.shmem_bytes - listed_bytes))

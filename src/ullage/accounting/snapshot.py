@@ -1,0 +1,155 @@
+"""One moment: all readings, settled, with a ledger of the source that binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ullage.accounting.exact import HOST_SOURCE, FilePages, Settled, file_pages, settle
+from ullage.accounting.ledger import Ledger, Line
+from ullage.devices.base import ProcessReading, Reading
+
+OTHERS: Final = "other processes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    taken_at_s: float  # Unix time
+    readings: tuple[Reading, ...]
+    processes: tuple[ProcessReading, ...]  # the engine's own
+    total_bytes: int
+    available_bytes: int
+    binding_source: str
+    # The own processes' mapped files, code above all, whichever group the kernel charged them to.
+    own_file_bytes: int | None
+    group_hot_file_bytes: int | None  # of the binding source
+    ledger: Ledger
+
+
+def snapshot(
+    *, readings: Sequence[Reading], processes: Sequence[ProcessReading], taken_at_s: float
+) -> Snapshot:
+    """Settle `readings`, and lay out the binding source's total line by line.
+
+    The kernel has no call that reads everything at once, so what moves between two reads shows in
+    the residual.  Raises Unreadable as `settle` does.
+    """
+    settled = settle(readings)
+    binding = next(each for each in readings if each.source == settled.binding_source)
+    pages = file_pages(binding.parts)
+    return Snapshot(
+        taken_at_s=taken_at_s,
+        readings=tuple(readings),
+        processes=tuple(processes),
+        total_bytes=settled.total_bytes,
+        available_bytes=settled.available_bytes,
+        binding_source=settled.binding_source,
+        own_file_bytes=_own_file_bytes(processes),
+        group_hot_file_bytes=None if pages is None else pages.hot_bytes,
+        ledger=Ledger(
+            total_bytes=settled.total_bytes,
+            lines=tuple(_lines(settled, binding, pages, processes)),
+        ),
+    )
+
+
+def _own_file_bytes(processes: Sequence[ProcessReading]) -> int | None:
+    sizes = [process.file_bytes for process in processes]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if sizes and len(known) == len(sizes) else None
+
+
+def _lines(
+    settled: Settled,
+    binding: Reading,
+    pages: FilePages | None,
+    processes: Sequence[ProcessReading],
+) -> Iterator[Line]:
+    own = [_process_line(process) for process in processes]
+    yield from own
+    yield _others_line(binding, own)
+    yield _kernel_line(binding)
+    if pages is not None:
+        yield Line(
+            name="file pages, mapped and in use",
+            size_bytes=pages.hot_bytes,
+            provenance="estimated",
+            source=binding.source,
+        )
+        yield Line(
+            name="file pages, dirty or written back",
+            size_bytes=pages.unwritten_bytes,
+            provenance="derived",
+            source=binding.source,
+        )
+    yield from _margin_lines(settled)
+    yield from _available_lines(settled, binding)
+
+
+def _process_line(process: ProcessReading) -> Line:
+    name = f"{process.name} ({process.pid})"
+    if process.anon_bytes is None or process.shmem_bytes is None:
+        return Line(name=name, size_bytes=None, provenance="unknown", source=f"/proc/{process.pid}")
+    return Line(
+        name=name,
+        size_bytes=process.anon_bytes + process.shmem_bytes,
+        provenance="exact",
+        source=f"/proc/{process.pid}/{process.source}",
+    )
+
+
+def _others_line(binding: Reading, own: Sequence[Line]) -> Line:
+    """Everybody else's anonymous memory and shmem: tmpfs files that nobody maps, and own processes
+    whose size is unknown, are part of it.
+
+    Own memory may be charged to another group, so that the own lines exceed the source's count.
+    """
+    anon, shmem = binding.parts.anon_bytes, binding.parts.shmem_bytes
+    if anon is None or shmem is None:
+        return Line(name=OTHERS, size_bytes=None, provenance="unknown", source=binding.source)
+    own_bytes = sum(line.size_bytes or 0 for line in own)
+    return Line(
+        name=OTHERS,
+        size_bytes=max(0, anon + shmem - own_bytes),
+        provenance="derived",
+        source=binding.source,
+    )
+
+
+def _kernel_line(binding: Reading) -> Line:
+    size = binding.parts.kernel_bytes
+    if size is not None and binding.source == HOST_SOURCE:
+        # MemAvailable counts reclaimable slab.
+        size = max(0, size - (binding.parts.slab_reclaimable_bytes or 0))
+    return Line(
+        name="kernel memory",
+        size_bytes=size,
+        provenance="unknown" if size is None else "exact",
+        source=binding.source,
+    )
+
+
+def _margin_lines(settled: Settled) -> Iterator[Line]:
+    for candidate in settled.candidates:
+        if candidate.source == settled.binding_source and candidate.margin_bytes:
+            yield Line(
+                name="margin for the host's watermarks",
+                size_bytes=candidate.margin_bytes,
+                provenance="estimated",
+                source=candidate.source,
+            )
+
+
+def _available_lines(settled: Settled, binding: Reading) -> Iterator[Line]:
+    """`available`, split into what lies unused and what the kernel must reclaim first."""
+    free = binding.free_bytes
+    if free is None:
+        # A limit can be below what is used: memory.high, or one that was just lowered.
+        free = max(0, settled.total_bytes - (binding.used_bytes or 0))
+    unused_bytes = min(settled.available_bytes, free)
+    for name, size_bytes in (
+        ("unused", unused_bytes),
+        ("file pages, reclaimable", settled.available_bytes - unused_bytes),
+    ):
+        yield Line(name=name, size_bytes=size_bytes, provenance="derived", source=binding.source)

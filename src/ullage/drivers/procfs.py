@@ -1,0 +1,103 @@
+"""What /proc says of the machine's memory and of each process.  Sizes are bytes.
+
+Source: proc(5); Documentation/filesystems/proc.rst for smaps_rollup and clear_refs.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+from ullage.drivers import sysfs
+from ullage.errors import Unreadable
+
+Pid = int | str  # a number, or "self"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessStat:
+    """Who a process is.  `start_time_ticks` tells a reused pid from the old one."""
+
+    pid: int
+    name: str
+    state: str  # "Z": ended, holds no memory, waits to be collected
+    ppid: int
+    start_time_ticks: int
+
+
+def meminfo(*, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:
+    """/proc/meminfo.  In a container it still shows the host.  Empty where unreadable."""
+    return sysfs.sizes_bytes(sysfs.read_optional("/proc/meminfo", root=root) or "")
+
+
+def pids(*, root: Path = sysfs.REAL_ROOT) -> list[int]:
+    """Every process that is visible from here, by number."""
+    try:
+        entries = list(sysfs.below(root, "/proc").iterdir())
+    except FileNotFoundError:
+        return []
+    return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+
+
+def stat(pid: Pid, *, root: Path = sysfs.REAL_ROOT) -> ProcessStat | None:
+    """/proc/PID/stat; None where there is no such process."""
+    text = sysfs.read_optional(f"/proc/{pid}/stat", root=root)
+    if not text:
+        return None
+    # The name stands in parentheses and may itself contain spaces and parentheses.
+    head, _, tail = text.rpartition(")")
+    number, _, name = head.partition(" (")
+    fields = tail.split()
+    return ProcessStat(
+        pid=int(number),
+        name=name,
+        state=fields[0],
+        ppid=int(fields[1]),
+        start_time_ticks=int(fields[19]),
+    )
+
+
+def status(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:
+    """The sizes in /proc/PID/status (VmRSS, VmHWM, RssAnon, ...).  Empty where unreadable.
+
+    Kernel threads have none.
+    """
+    return sysfs.sizes_bytes(sysfs.read_optional(f"/proc/{pid}/status", root=root) or "")
+
+
+def smaps_rollup(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:
+    """The sums over all mappings, Pss among them.  Empty where unreadable (another user's).
+
+    Pss divides a shared page among the processes that map it, so sums over processes are true.
+    """
+    return sysfs.sizes_bytes(sysfs.read_optional(f"/proc/{pid}/smaps_rollup", root=root) or "")
+
+
+def rss_bytes(pid: Pid = "self") -> int | None:
+    """Memory that the process has mapped and present, shared pages included."""
+    return status(pid).get("VmRSS")
+
+
+def peak_rss_bytes(pid: Pid = "self") -> int | None:
+    """The highest `rss_bytes` so far, or since `reset_peak_rss`."""
+    return status(pid).get("VmHWM")
+
+
+def reset_peak_rss(pid: Pid = "self") -> bool:
+    """Let `peak_rss_bytes` start again from the current size.  False where the kernel has no such
+    switch (built without CONFIG_PROC_PAGE_MONITOR) or the process is gone.
+
+    Raises Unreadable where it is refused.
+    """
+    path = Path(f"/proc/{pid}/clear_refs")
+    try:
+        path.write_text("5")
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESRCH):
+            return False
+        raise Unreadable(
+            f"write({path}) failed: {error.strerror}. Only the process's own user may reset its "
+            "peak; /proc must be mounted writable."
+        ) from error
+    return True
