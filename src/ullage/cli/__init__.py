@@ -1,0 +1,66 @@
+"""The commands; an expected fault becomes one sentence on stderr and its exit code.
+
+A command's module holds its arguments and imports what does the work inside the function, so that
+`ullage --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+import ullage
+from ullage.cli.devices import devices
+from ullage.cli.serve import PASS_THROUGH, USAGE, serve
+from ullage.errors import UllageError
+
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
+
+app: Final = typer.Typer(
+    name="ullage",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ullage {ullage.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def ullage_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """See how much memory an LLM engine can still take, and let vLLM use it.
+
+    Results go to stdout, progress and logs to stderr. A size needs a unit, such as 4GiB.
+
+    Exit codes: 0 fits or ok, 1 does not fit, 2 usage or an unknown model, 3 a device or file cannot
+    be read or a limit not be enforced, 4 the engine failed.
+    """
+
+
+app.command()(devices)
+app.command(context_settings=PASS_THROUGH, options_metavar=USAGE)(serve)
+
+
+def main() -> NoReturn:
+    """Runs the command line.  Ends with the exit code of the error, where there is one."""
+    try:
+        app()
+    except UllageError as error:
+        print(f"ullage: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(0)

@@ -1,0 +1,177 @@
+"""The command line as a person meets it: arguments, exit codes, sentences."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ullage
+from ullage import cli
+from ullage.cli.serve import engine_command, has_distribution
+from ullage.errors import DoesNotFit, EngineFailed, UnknownModel, Unreadable, Usage
+
+COMMANDS = sorted(command.callback.__name__ for command in cli.app.registered_commands)
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ullage", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "80", **environment},
+    )
+
+
+def test_version_is_the_package_s():
+    result = run("--version")
+    assert (result.returncode, result.stdout) == (0, f"ullage {ullage.__version__}\n")
+
+
+def test_without_arguments_it_shows_the_help_with_every_command():
+    result = run()
+    assert result.returncode in (0, 2)
+    listed = result.stdout + result.stderr
+    assert all(f"\n  {name} " in listed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"]])
+def test_a_usage_error_ends_with_2_and_no_traceback(arguments: list[str]):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "Usage: " in result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_plain_text_within_80_columns(command: str):
+    result = run(command, "--help")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert "\x1b" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("fault", [DoesNotFit, Usage, UnknownModel, Unreadable, EngineFailed])
+def test_an_expected_fault_is_its_sentence_on_stderr_and_its_exit_code(
+    fault: type[DoesNotFit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def raising() -> None:
+        raise fault("It is so. Do this.")
+
+    monkeypatch.setattr(cli, "app", raising)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == fault.exit_code
+    assert capsys.readouterr() == ("", "ullage: It is so. Do this.\n")
+
+
+def test_an_interrupt_ends_with_130_and_nothing_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_fault_that_nobody_expected_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+class FakeEngine:
+    """A package named vllm whose entry points print what they were started with."""
+
+    ENTRY = "import os, sys\nprint(__spec__.name, *sys.argv[1:], os.environ['ULLAGE'], sep='|')\n"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server"):
+            path = folder / (name.replace(".", "/") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.ENTRY)
+        for package in {p.parent for p in folder.rglob("*.py")} | {folder / "vllm/entrypoints"}:
+            (package / "__init__.py").write_text("")
+        (folder / "vllm" / "__init__.py").write_text("")
+
+    def add_distribution(self) -> None:
+        metadata = self.folder / "vllm-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n")
+
+    def serve(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        paths = [str(self.folder), str(Path(ullage.__file__).parents[1])]
+        return run("serve", *arguments, PYTHONPATH=os.pathsep.join(paths), **environment)
+
+
+ENGINE_ARGUMENTS = ["--dtype", "float32", "-O0", "--served-model-name", "a b", "--help"]
+
+
+def test_serve_hands_every_argument_to_the_engine_in_its_order(tmp_path: Path):
+    engine = FakeEngine(tmp_path)
+    engine.add_distribution()
+    result = engine.serve("org/model", *ENGINE_ARGUMENTS, ULLAGE="0")
+    assert result.returncode == 0, result.stderr
+    passed = ["vllm.entrypoints.cli.main", "serve", "org/model", *ENGINE_ARGUMENTS, "1"]
+    assert result.stdout.rstrip("\n").split("|") == passed
+
+
+def test_serve_takes_options_before_the_model_too(tmp_path: Path):
+    engine = FakeEngine(tmp_path)
+    engine.add_distribution()
+    result = engine.serve("--port", "8001", "org/model")
+    assert result.stdout.rstrip("\n").split("|")[2:] == ["--port", "8001", "org/model", "1"]
+
+
+def test_serve_starts_the_api_server_where_no_distribution_is_named_vllm():
+    command = engine_command(["org/model", "--port", "8001"], distribution=False)
+    module = command[command.index("-m") + 1 :]
+    assert module == [
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        "org/model",
+        "--port",
+        "8001",
+    ]
+
+
+def test_serve_without_an_engine_says_so_and_ends_with_4(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(EngineFailed, match="vLLM is not installed beside"):
+        has_distribution()
+
+
+def test_serve_without_a_model_is_a_usage_error():
+    result = run("serve")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("ullage: There is no model to serve.")
+
+
+def test_serve_refuses_a_directory_without_a_model(tmp_path: Path):
+    result = run("serve", str(tmp_path))
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"ullage: The directory '{tmp_path}' has no config.json. Name the directory of a model.\n"
+    )
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./nowhere", "../nowhere"])
+def test_serve_refuses_a_path_that_does_not_exist(path: str):
+    result = run("serve", path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "does not exist" in result.stderr
