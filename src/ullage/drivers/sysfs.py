@@ -20,6 +20,9 @@ REAL_ROOT: Final = Path("/")
 # A process that ends between open and read answers ESRCH, a removed cgroup ENODEV.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV})
 
+_MAY_NOT_HINT: Final = "Run as a user who may read it, or make it readable in the container."
+_OFF_HINT: Final = "The kernel does not offer it here."
+
 
 def below(root: Path, path: str) -> Path:
     """Where `path`, as the kernel names it, lies in the tree at `root`."""
@@ -39,10 +42,9 @@ def read_text(path: str, *, root: Path = REAL_ROOT) -> str | None:
     except OSError as error:
         if error.errno in _ABSENT:
             return None
-        name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        hint = _MAY_NOT_HINT if isinstance(error, PermissionError) else _OFF_HINT
         raise Unreadable(
-            f"read({path}) failed with {name}: {error.strerror}. "
-            "Run as a user who may read it, or make it readable in the container."
+            f"read({path}) failed with {_errno_name(error)}: {error.strerror}. {hint}"
         ) from error
 
 
@@ -52,6 +54,13 @@ def read_optional(path: str, *, root: Path = REAL_ROOT) -> str | None:
         return read_text(path, root=root)
     except Unreadable:
         return None
+
+
+def _errno_name(error: OSError) -> str:
+    # Python calls 95 ENOTSUP; the kernel's own name for it is EOPNOTSUPP.
+    if error.errno == errno.EOPNOTSUPP:
+        return "EOPNOTSUPP"
+    return errno.errorcode.get(error.errno or 0, str(error.errno))
 
 
 def _raise_recorded_refusal(file: Path) -> None:
