@@ -111,7 +111,7 @@ def test_a_container_without_namespace_sees_its_group_as_the_root_of_the_mount(t
 
 def test_a_mount_of_a_group_with_the_same_beginning_is_not_the_own_one(tmp_path):
     other = "50 31 0:32 /job /mnt/other rw - cgroup cgroup rw,memory\n"
-    assert levels_of(tmp_path, cgroup="4:memory:/job2\n", mountinfo=other + V1_MOUNT) == [
+    assert levels_of(tmp_path, cgroup="4:memory:/job2\n", mountinfo=other) == [
         (1, "/job2", "/sys/fs/cgroup/memory/job2"),
         (1, "/", "/sys/fs/cgroup/memory"),
     ]
@@ -136,6 +136,14 @@ def test_a_mount_from_above_the_namespace_hides_the_own_limit_and_is_refused(tmp
     mount = "32 25 0:28 /../.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
     with pytest.raises(Unreadable, match="Mount the cgroup file system again"):
         levels_of(tmp_path, cgroup="0::/\n", mountinfo=mount)
+
+
+def test_a_group_bound_over_the_mount_from_above_the_namespace_is_the_own_one(tmp_path):
+    above = "72 68 0:32 /../../.. /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    bound = "84 72 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    assert levels_of(tmp_path, cgroup="4:memory:/\n0::/\n", mountinfo=above + bound) == [
+        (1, "/", "/sys/fs/cgroup/memory")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,13 @@ def _mount_of(version: Version, group: str, root: Path) -> Mount:
     showing = [mount for mount in mounts if _shows(mount, group)]
     if showing:
         return min(showing, key=lambda mount: len(mount.group))
-    if any(mount.group.startswith("/..") for mount in mounts):
-        raise Unreadable(
-            f"The cgroup mount {mounts[0].directory} starts above this cgroup namespace "
-            f"({mounts[0].group}), so the own group and its limit cannot be found. "
-            "Mount the cgroup file system again inside the namespace."
-        )
+    for mount in mounts:
+        if mount.group.startswith("/.."):
+            raise Unreadable(
+                f"The cgroup mount {mount.directory} starts above this cgroup namespace "
+                f"({mount.group}), so the own group and its limit cannot be found. "
+                "Mount the cgroup file system again inside the namespace."
+            )
     return Mount(group="/", directory=DEFAULT_DIRECTORY[version])
 
 
