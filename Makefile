@@ -25,6 +25,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy tools
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/sizes.py
 
