@@ -1,0 +1,39 @@
+"""Progress on stderr: a live line with the elapsed time in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+
+Phase = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[Phase]:
+    """A function that is told what happens now.  The time shown is that of the whole command."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        began = time.monotonic()
+        yield lambda text: console.print(
+            f"{time.monotonic() - began:6.0f} s  {text}", soft_wrap=True, markup=False
+        )
+        return
+    columns = (SpinnerColumn(), Elapsed(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda text: progress.update(task, description=text)
+
+
+@contextlib.contextmanager
+def bytes_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar that is told how many more bytes are done; it stays hidden until there are any."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=total_bytes, visible=False)
+        yield lambda count: progress.update(task, advance=count, visible=True)

@@ -1,0 +1,154 @@
+"""A memory limit around a program, as a container sets it, and gone without a trace afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from ullage.drivers.cgroups import LIMIT_FILE, Level, memory_levels
+from ullage.drivers.memory_group import MemoryGroup
+from ullage.errors import NotEnforced
+from ullage.units import gib
+
+EMPTY_WITHIN_S: Final = 5.0
+TERMINATE_WITHIN_S: Final = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """A limited group that programs can be started in.  `group` is None where nothing is limited.
+
+    `where` says in words which group it was made below.
+    """
+
+    group: MemoryGroup | None
+    mount_point: str
+    where: str
+
+    def command(self, program: Sequence[str]) -> list[str]:
+        """The argument list that runs `program` inside."""
+        if self.group is None:
+            return list(program)
+        place = [str(self.group.version), str(self.group.path), self.mount_point]
+        return [sys.executable, "-P", "-m", "ullage.compare.enter", *place, *program]
+
+
+UNCONFINED: Final = Container(group=None, mount_point="", where="no group: the limit is not set")
+
+
+@contextlib.contextmanager
+def container(limit_bytes: int) -> Iterator[Container]:
+    """A fresh group with `limit_bytes`; at the end its processes are ended and it is removed.
+
+    Raises NotEnforced where this machine or this user cannot set such a limit.
+    """
+    levels = memory_levels()
+    if not levels:
+        raise _not_enforced(limit_bytes, "no memory controller is mounted")
+    with contextlib.ExitStack() as undo:
+        parent, group = _create(levels, limit_bytes, undo)
+        # The outermost visible level is where the hierarchy is mounted.
+        inside = Container(
+            group=group,
+            mount_point=levels[-1].directory,
+            where=f"cgroup v{group.version}, below group {parent.group}",
+        )
+        _check(inside, limit_bytes)
+        yield inside
+
+
+def check_enforced(limit_bytes: int) -> str:
+    """Make and remove a group with `limit_bytes`, and say where it was.  Raises NotEnforced."""
+    with container(limit_bytes) as inside:
+        return inside.where
+
+
+def _create(
+    levels: Sequence[Level], limit_bytes: int, undo: contextlib.ExitStack
+) -> tuple[Level, MemoryGroup]:
+    """Below the caller's own group where that is possible, else further out.
+
+    Version 2 allows no processes beside child groups, so there mostly an outer one is taken.
+    """
+    name = f"ullage-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    refusals = []
+    for level in levels:
+        group = MemoryGroup(version=level.version, path=Path(level.directory) / name)
+        undo.callback(_remove, group)  # before the directory exists: an interrupt may come between
+        try:
+            group.create()
+            group.set_limit_bytes(limit_bytes)
+        except OSError as error:
+            refusals.append(f"{level.group}: {errno.errorcode.get(error.errno or 0, error)}")
+            _remove(group)
+        else:
+            return level, group
+    raise _not_enforced(limit_bytes, f"no group can be made ({'; '.join(refusals)})")
+
+
+def _check(inside: Container, limit_bytes: int) -> None:
+    """Run a small program inside, and see that the limit is what it finds at its root."""
+    assert inside.group is not None  # noqa: S101 - made with one
+    file = Path(inside.mount_point) / LIMIT_FILE[inside.group.version]
+    seen = subprocess.run(
+        inside.command(["cat", str(file)]),
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    if seen.returncode != 0:
+        raise _not_enforced(limit_bytes, seen.stderr.strip().rpartition("\n")[2])
+    if not seen.stdout.strip().isdigit() or int(seen.stdout) > limit_bytes:
+        raise _not_enforced(limit_bytes, f"a program inside reads {seen.stdout.strip()}")
+
+
+def _not_enforced(limit_bytes: int, reason: str) -> NotEnforced:
+    return NotEnforced(
+        f"A limit of {gib(limit_bytes)} cannot be enforced here: {reason}. "
+        "Run as root, or add --unconfined to compare without a limit."
+    )
+
+
+def _remove(group: MemoryGroup) -> None:
+    """End what is left in the group, by process id, and remove it."""
+    if not group.path.is_dir():
+        return
+    _wait_empty(group, EMPTY_WITHIN_S if group.pids() else 0.0)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for pid in group.pids():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(psutil.Process(pid))
+        _wait_empty(group, TERMINATE_WITHIN_S)
+    _rmdir(group)
+
+
+def _wait_empty(group: MemoryGroup, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while group.pids() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _rmdir(group: MemoryGroup) -> None:
+    """An emptied group can stay busy for a moment: its last process is still being torn down."""
+    deadline = time.monotonic() + EMPTY_WITHIN_S
+    while True:
+        try:
+            group.remove()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return

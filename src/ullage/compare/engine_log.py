@@ -1,0 +1,51 @@
+"""What an engine's log says: its KV cache, and why it did not start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from ullage.units import GIB
+
+_TOKENS: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
+_ERROR: Final = re.compile(r"\b((?:[A-Z]\w*)?(?:Error|Exception): .+)")
+# What the processes above the failing one say of it: true, and no reason.
+_ECHOES: Final = (
+    "Engine core initialization failed",
+    "Engine core proc",
+    "WorkerProc initialization failed",
+    "WorkerProc failed",
+    "EngineDeadError",
+)
+# vLLM 0.32, v1/worker/cpu_worker.py: "Available memory on node 0 (0.02/4.0 GiB) on startup ..." and
+# "... on kv cache allocation is less than requested memory for kv (1.2/2.7 GiB)".
+_AVAILABLE: Final = re.compile(r"Available memory on node \d+ \((-?[\d.]+)/[\d.]+ GiB\)")
+_REQUESTED_FOR_KV: Final = re.compile(r"requested memory for kv \((-?[\d.]+)")
+
+
+def kv_tokens(lines: Iterable[str]) -> int | None:
+    """Tokens of the KV cache, from the last line that names them; None without one."""
+    found = [match[1] for line in lines if (match := _TOKENS.search(line))]
+    return int(found[-1].replace(",", "")) if found else None
+
+
+def error_line(lines: Iterable[str]) -> str | None:
+    """The last error in full that is not the echo of another one; else the last echo; else None."""
+    errors = [match[1].strip() for line in lines if (match := _ERROR.search(line))]
+    causes = [error for error in errors if not any(echo in error for echo in _ECHOES)]
+    return next(reversed(causes or errors), None)
+
+
+def available_bytes(error: str) -> int | None:
+    """The available memory that a refusal names, rounded by the log to 0.01 GiB; None without."""
+    return _gib_in(_AVAILABLE.search(error))
+
+
+def requested_for_kv_bytes(error: str) -> int | None:
+    """The KV memory that a refused start had asked for; negative where weights took all of it."""
+    return _gib_in(_REQUESTED_FOR_KV.search(error))
+
+
+def _gib_in(match: re.Match[str] | None) -> int | None:
+    return int(float(match[1]) * GIB) if match else None

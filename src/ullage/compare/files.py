@@ -1,0 +1,53 @@
+"""The page-cache state before a start: cold (a container's first start) or warm (a restart).
+
+Whose group pays for the pages of the engine's and the model's files decides what a stock engine
+finds free: cold, the engine reads them and its own group is charged; warm, they are in memory
+already, charged to somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from ullage.drivers import pagecache
+
+FileState = Literal["cold", "warm"]
+
+# The directory that holds this package is read or dropped as a whole.
+_ENGINE: Final = "vllm"
+_LOADED: Final = (".so", ".py", ".pyc", ".json")
+
+
+def prepare(state: FileState, model: Path) -> None:
+    """Set the state for `model` and the engine of this interpreter."""
+    if state == "cold":
+        if not pagecache.drop_all():
+            _each(pagecache.drop_file, _files(model))
+    else:
+        _each(pagecache.read_file, _files(model))
+
+
+def _each(act: Callable[[Path], None], files: Iterable[Path]) -> None:
+    for path in files:
+        with contextlib.suppress(OSError):  # a file that went away, or is not ours to read
+            act(path)
+
+
+def _files(model: Path) -> Iterator[Path]:
+    yield from (path for path in sorted(model.rglob("*")) if path.is_file())
+    for directory in engine_directories():
+        for path in sorted(directory.rglob("*")):
+            if path.is_file() and (path.suffix in _LOADED or ".so." in path.name):
+                yield path
+
+
+def engine_directories() -> list[Path]:
+    """The site-packages directory of the engine, without importing it; empty without an engine."""
+    spec = importlib.util.find_spec(_ENGINE)
+    if spec is None or spec.origin is None:
+        return []
+    return [Path(spec.origin).parent.parent]

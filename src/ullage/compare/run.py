@@ -1,0 +1,181 @@
+"""A comparison from request to result: every check first, then the starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from ullage.compare import machine
+from ullage.compare.checkpoint import Checkpoint, read_checkpoint
+from ullage.compare.container import UNCONFINED, check_enforced
+from ullage.compare.files import FileState
+from ullage.compare.load import Load
+from ullage.compare.server import ServerSettings, check_port, engine_command, free_port
+from ullage.compare.starts import STOCK, ULLAGE, Phase, Trial, run_starts
+from ullage.compare.tune import tune_stock
+from ullage.errors import Usage
+from ullage.report.comparison import Comparison, Settings, Side, SideName
+from ullage.units import gib
+
+MAX_BATCHED_TOKENS: Final = 2048
+MAX_SEQUENCES: Final = 1024  # of the load that is chosen here; --concurrency may ask for more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is to be compared.  None: chosen from model, limit and processor."""
+
+    model: Path
+    model_label: str
+    memory_bytes: int
+    unconfined: bool
+    starts: int
+    files: FileState
+    tune_stock: bool
+    compiled: bool
+    output: Path
+    dtype: str | None
+    max_model_len: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int | None
+    prompts: int | None
+    port: int | None
+    extra: tuple[str, ...]
+
+
+def compare(request: Request, phase: Phase) -> Comparison:
+    """Run every start of every side.
+
+    Raises, before anything is started: UnknownModel, Usage, DoesNotFit, NotEnforced, EngineFailed.
+    """
+    trial, where = prepare_trial(request)
+    trial.output.mkdir(parents=True, exist_ok=True)
+    sides = [STOCK]
+    if request.tune_stock:
+        total_bytes = trial.limit_bytes or psutil.virtual_memory().total
+        best = tune_stock(trial, total_bytes, phase)
+        sides += [best] if best is not None else []
+    done = run_starts(trial, [*sides, ULLAGE], request.starts, phase)
+    return Comparison(
+        machine=machine.describe(where),
+        versions=machine.versions(),
+        settings=_settings(request, trial),
+        sides=_ordered(done, tuned=request.tune_stock),
+    )
+
+
+def prepare_trial(request: Request) -> tuple[Trial, str]:
+    """Check the request, and settle what the sides share.  Also says where the limit is set."""
+    dtype = request.dtype or machine.preferred_dtype()
+    checkpoint = read_checkpoint(request.model, dtype)
+    limit_bytes = None if request.unconfined else request.memory_bytes
+    checkpoint.check_fits(request.memory_bytes)
+    load = _load(request, checkpoint)
+    engine_command([])
+    if request.port is not None:
+        check_port(request.port)
+    where = _enforced(limit_bytes)
+    settings = ServerSettings(
+        model=checkpoint.path,
+        dtype=dtype,
+        compiled=request.compiled,
+        max_model_len=request.max_model_len,
+        max_num_batched_tokens=max(MAX_BATCHED_TOKENS, load.concurrency),
+        max_num_seqs=load.concurrency,
+        cpus=cpu_list(os.sched_getaffinity(0)),
+        port=request.port or free_port(),
+        extra=request.extra,
+    )
+    trial = Trial(
+        limit_bytes=limit_bytes,
+        files=request.files,
+        settings=settings,
+        load=load,
+        checkpoint=checkpoint,
+        output=request.output.resolve(),
+    )
+    return trial, where
+
+
+def _enforced(limit_bytes: int | None) -> str:
+    if limit_bytes is None:
+        return UNCONFINED.where
+    total_bytes = psutil.virtual_memory().total
+    if limit_bytes > total_bytes:
+        raise Usage(
+            f"A limit of {gib(limit_bytes)} is more than this machine's {gib(total_bytes)}. "
+            f"Use at most --memory {total_bytes >> 30}GiB."
+        )
+    return check_enforced(limit_bytes)
+
+
+def _load(request: Request, checkpoint: Checkpoint) -> Load:
+    """The same load for all sides: as many sequences at once as fill most of the pool."""
+    sequence_tokens = request.input_tokens + request.output_tokens
+    if sequence_tokens > request.max_model_len:
+        raise Usage(
+            f"A request of {sequence_tokens} tokens is longer than --max-model-len "
+            f"{request.max_model_len}. Lower --input-tokens or --output-tokens."
+        )
+    concurrency = request.concurrency
+    if concurrency is None:
+        estimated = checkpoint.concurrency(request.memory_bytes, sequence_tokens)
+        concurrency = None if estimated is None else min(estimated, MAX_SEQUENCES)
+    if concurrency is None:
+        raise Usage(
+            "The size of this model's KV cache is not known beforehand. "
+            "Say how many requests run at once: --concurrency 32."
+        )
+    return Load(
+        input_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+        concurrency=concurrency,
+        prompts=request.prompts or concurrency,
+    )
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Processor numbers as the engine takes them: "0-1", or "0,2" where there are gaps."""
+    ordered = sorted(cpus)
+    if ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]}-{ordered[-1]}"
+    return ",".join(map(str, ordered))
+
+
+def _ordered(done: dict[SideName, Side], *, tuned: bool) -> dict[SideName, Side]:
+    """Sides in the table's order; a search that found nothing is a side without starts."""
+    if tuned and "stock_tuned" not in done:
+        none = Side(label="stock, best by hand", flags=(), starts=())
+        return {"stock": done["stock"], "stock_tuned": none, "ullage": done["ullage"]}
+    return done
+
+
+def _settings(request: Request, trial: Trial) -> Settings:
+    return Settings(
+        model=request.model_label,
+        memory_bytes=trial.limit_bytes,
+        files=trial.files,
+        mode="compiled" if trial.settings.compiled else "eager",
+        dtype=trial.settings.dtype,
+        weights_bytes=trial.checkpoint.weights_bytes,
+        kv_token_bytes=trial.checkpoint.kv_token_bytes,
+        flags=trial.settings.flags(),
+        input_tokens=trial.load.input_tokens,
+        output_tokens=trial.load.output_tokens,
+        concurrency=trial.load.concurrency,
+        prompts=trial.load.prompts,
+    )
+
+
+def exit_code(comparison: Comparison) -> int:
+    """0: every start of ullage served; 4: no start of any side did; 1: anything between."""
+    if comparison.sides["ullage"].served:
+        return 0
+    started = any(start.started for side in comparison.sides.values() for start in side.starts)
+    return 1 if started else 4

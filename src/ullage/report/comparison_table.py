@@ -1,0 +1,157 @@
+"""A comparison as a table: one column a side, one row a question, for a terminal or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ullage.report.comparison import SIDE_NAMES, Comparison, Settings, Side, Start
+from ullage.units import GIB, gib
+
+NOT_ASKED: Final = "(with --tune-stock)"
+NONE_WORKS: Final = "no setting works"
+DASH: Final = "-"
+
+_LABELS: Final = {
+    "stock": "stock, default",
+    "stock_tuned": "stock, best by hand",
+    "ullage": "ullage, default",
+}
+
+
+def title(settings: Settings) -> str:
+    """The conditions, in one line: they are the same for all sides."""
+    limit = settings.memory_bytes
+    place = "no limit enforced" if limit is None else f"{limit / GIB:g} GiB container"
+    conditions = f"{settings.files} files, {settings.mode}, {settings.dtype}"
+    return f"{place}, {settings.model}, {conditions}"
+
+
+def load_line(settings: Settings) -> str:
+    """What the client did, in one sentence."""
+    return (
+        f"Load: {settings.prompts} requests of {settings.input_tokens} + {settings.output_tokens} "
+        f"tokens, at most {settings.concurrency} at once."
+    )
+
+
+def rows(comparison: Comparison) -> list[list[str]]:
+    """Header and body, as text.  A range over starts is "min to max"; unknown is "-"."""
+    limit_bytes = comparison.settings.memory_bytes
+    cells: list[tuple[str, Callable[[Side], str]]] = [
+        ("started", lambda side: f"{_started(side)} of {len(side.starts)}"),
+        ("KV cache, tokens", _range("kv_tokens", "{:,.0f}")),
+        ("output tok/s", _range("output_tok_s", "{:.1f}")),
+        ("median TTFT, s", _range("ttft_ms_median", "{:.1f}", scale=1e-3)),
+        ("median TPOT, ms", _range("tpot_ms_median", "{:.0f}")),
+        ("failed requests", _total("failed")),
+        ("OOM kills", _total("oom_kills")),
+        ("peak unreclaimable memory / limit", lambda side: _peak(side, limit_bytes)),
+    ]
+    body = [[name, *(_cell(comparison, side, cell) for side in SIDE_NAMES)] for name, cell in cells]
+    body[0] = ["started", *(_first(comparison, side, cells[0][1]) for side in SIDE_NAMES)]
+    return [[title(comparison.settings), *(_LABELS[side] for side in SIDE_NAMES)], *body]
+
+
+def _first(comparison: Comparison, name: str, cell: Callable[[Side], str]) -> str:
+    side = {str(key): value for key, value in comparison.sides.items()}.get(name)
+    if side is None:
+        return NOT_ASKED
+    return cell(side) if side.starts else NONE_WORKS
+
+
+def _cell(comparison: Comparison, name: str, cell: Callable[[Side], str]) -> str:
+    side = {str(key): value for key, value in comparison.sides.items()}.get(name)
+    return cell(side) if side is not None and side.starts else ""
+
+
+def _started(side: Side) -> int:
+    return sum(start.started for start in side.starts)
+
+
+def _range(field: str, form: str, *, scale: float = 1.0) -> Callable[[Side], str]:
+    def cell(side: Side) -> str:
+        values = [value * scale for value in side.values(field)]
+        texts = [form.format(value) for value in (min(values), max(values))] if values else [DASH]
+        return " to ".join(dict.fromkeys(texts))
+
+    return cell
+
+
+def _total(field: str) -> Callable[[Side], str]:
+    def cell(side: Side) -> str:
+        values = side.values(field)
+        return f"{sum(values):.0f}" if values else DASH
+
+    return cell
+
+
+def _peak(side: Side, limit_bytes: int | None) -> str:
+    peaks = side.values("peak_unreclaimable_bytes")
+    if not peaks or limit_bytes is None:
+        return DASH
+    return f"{gib(int(max(peaks)))} / {gib(limit_bytes)} ({max(peaks) / limit_bytes:.0%})"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What the table has no room for: flags, ratio, and why a start failed."""
+    lines = [load_line(comparison.settings)]
+    tuned = comparison.sides.get("stock_tuned")
+    if tuned is not None and tuned.starts:
+        lines.append(f"{tuned.label}: {' '.join(tuned.flags)}")
+        lines += _ratio(comparison.sides["ullage"], tuned)
+    for side in comparison.sides.values():
+        lines += _errors(side)
+    return lines
+
+
+def _ratio(ullage: Side, stock: Side) -> list[str]:
+    ours, theirs = ullage.values("kv_tokens"), stock.values("kv_tokens")
+    if not ours or not theirs:
+        return []
+    return [f"KV cache: ullage has {min(ours) / max(theirs):.2f} times stock's best by hand."]
+
+
+def _errors(side: Side) -> list[str]:
+    """Each different error once, with the starts that it ended."""
+    met: dict[str, list[int]] = {}
+    for number, start in enumerate(side.starts, start=1):
+        if start.error is not None:
+            met.setdefault(start.error, []).append(number)
+    return [
+        f"{side.label}, {_which(numbers, side.starts)}: {error}" for error, numbers in met.items()
+    ]
+
+
+def _which(numbers: list[int], starts: tuple[Start, ...]) -> str:
+    verb = "refused" if not starts[numbers[0] - 1].started else "failed under load"
+    return f"start {', '.join(map(str, numbers))} {verb}"
+
+
+def print_table(comparison: Comparison, console: Console) -> None:
+    """For terminals and pipes, in 80 columns as well."""
+    header, *body = rows(comparison)
+    table = Table(title=Text(header[0]), title_justify="left", title_style="bold", show_lines=False)
+    table.add_column("", ratio=5)
+    for label in header[1:]:
+        table.add_column(label, ratio=5, justify="right")
+    for row in body:
+        table.add_row(*row)
+    console.print(table)
+    for note in notes(comparison):
+        console.print(Text(note), soft_wrap=True)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table and its notes as GitHub-flavoured Markdown."""
+    header, *body = rows(comparison)
+    lines = [_row(header), _row(["---"] * len(header)), *(_row(row) for row in body)]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes(comparison))]) + "\n"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
