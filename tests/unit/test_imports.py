@@ -22,6 +22,9 @@ UNIT = re.compile(
 )
 COUNTS = {
     "completed",
+    "samples",
+    "starts",
+    "max_model_len",
     "concurrency",
     "cores",
     "failed",
@@ -73,5 +76,5 @@ def test_every_value_is_frozen_and_its_ints_name_their_unit(name: str):
         parameters = value.__dataclass_params__  # type: ignore[attr-defined]
         assert parameters.frozen, f"{name}.{value.__name__} is not frozen"
         for field in dataclasses.fields(value):
-            if re.search(r"\bint\b", str(field.type)) and field.name not in COUNTS:
+            if field.type in ("int", "int | None") and field.name not in COUNTS:
                 assert UNIT.search(field.name), f"{name}.{value.__name__}.{field.name}: which unit?"
