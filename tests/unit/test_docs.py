@@ -36,6 +36,12 @@ def test_the_generated_reference_is_current():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_every_published_schema_is_listed_and_only_those():
+    page = (ROOT / "docs" / "reference" / "json.md").read_text()
+    schemas = (ROOT / "src" / "ullage" / "report" / "schemas").glob("*.json")
+    assert set(re.findall(r"`(\S+\.schema\.json)`", page)) == {path.name for path in schemas}
+
+
 def test_the_python_of_the_readme_runs_and_prints_the_ledger():
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     result = subprocess.run(

@@ -25,6 +25,7 @@ COUNTS = {
     "samples",
     "starts",
     "max_model_len",
+    "max_num_seqs",
     "concurrency",
     "cores",
     "failed",

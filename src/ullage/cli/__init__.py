@@ -12,6 +12,8 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import ullage
+from ullage.cli.compare import compare
+from ullage.cli.demo import demo
 from ullage.cli.devices import devices
 from ullage.cli.serve import PASS_THROUGH, USAGE, serve
 from ullage.errors import UllageError
@@ -52,6 +54,8 @@ def ullage_command(
 
 app.command()(devices)
 app.command(context_settings=PASS_THROUGH, options_metavar=USAGE)(serve)
+app.command()(compare)
+app.command()(demo)
 
 
 def main() -> NoReturn:
