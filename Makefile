@@ -36,7 +36,7 @@ test: lint  ## check, and every other test that this machine can run (under 25 m
 	@$(BIN)/pytest tests
 
 bench: setup  ## The long comparisons, written to benchmarks/results/ (hours)
-	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(wildcard benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
 
 format: setup  ## Put every file into ruff's format
 	@$(BIN)/ruff check --fix .

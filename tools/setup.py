@@ -43,8 +43,10 @@ def main() -> int:
             build_engine()
         install_ullage()
     except subprocess.CalledProcessError as failed:
-        print(f"setup stopped: pip ended with {failed.returncode}. Run `make setup` again.")
+        print(f"setup stopped: a step ended with {failed.returncode}. Run `make setup` again.")
         return 1
+    except KeyboardInterrupt:
+        return 130
     say(f"ready in {time.monotonic() - started_s:.0f} s: .venv/bin/ullage --help")
     return 0
 
@@ -85,7 +87,7 @@ def install_ullage() -> None:
 def torch_source() -> Sequence[str]:
     """PyTorch's own index of CPU wheels where it answers, else what pip is configured with.
 
-    The second may be a build for GPUs: it works as well, and takes several GiB more on disk.
+    The second may be a build for GPUs, several GiB larger, which has not been tried.
     """
     try:
         with urllib.request.urlopen(f"{TORCH_INDEX}/torch/", timeout=PROBE_TIMEOUT_S):  # noqa: S310
