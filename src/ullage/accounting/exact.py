@@ -35,11 +35,26 @@ _MARGIN_FLOOR_BYTES: Final = 256 * MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilePages:
-    """File pages on the LRU lists, in three parts that do not overlap."""
+    """File pages on the LRU lists, in three parts that do not overlap, and those that are not
+    on this source's lists but must find room here."""
 
-    hot_bytes: int  # mapped: running code and weights in use, reclaimed only to be read again
+    hot_bytes: int  # running code and weights in use, reclaimed only to be read again
     unwritten_bytes: int  # dirty or being written back: not free before the disk has them
     reclaimable_bytes: int
+    elsewhere_bytes: int  # hot as well, charged to another group now
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkingSet:
+    """The mapped file pages of the own processes, as far as they are really used.
+
+    A process keeps mapped what it touched once, such as a library's start-up code.
+    `referenced_bytes` is what it touched while it did its usual work; it must stay in memory
+    wherever the kernel charged it, because once evicted it is charged to whoever reads it next.
+    """
+
+    mapped_bytes: int
+    referenced_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,15 +74,17 @@ class Settled:
     candidates: tuple[Candidate, ...]
 
 
-def settle(readings: Sequence[Reading]) -> Settled:
+def settle(readings: Sequence[Reading], *, working_set: WorkingSet | None = None) -> Settled:
     """The tightest of all sources; among equals the first.
+
+    `working_set` None: every mapped page counts as hot.
 
     Raises Unreadable where no source says enough, and where a limit is known but not how much of
     it is used: it may be nearly full, and exceeding it is SIGKILL, not an error.
     """
     for reading in readings:
         _refuse_unknown_use(reading)
-    candidates = tuple(_candidate(reading) for reading in readings)
+    candidates = tuple(_candidate(reading, working_set) for reading in readings)
     known = [
         (candidate.available_bytes, reading.total_bytes, candidate.source)
         for candidate, reading in zip(candidates, readings, strict=True)
@@ -95,33 +112,40 @@ def _refuse_unknown_use(reading: Reading) -> None:
         )
 
 
-def _candidate(reading: Reading) -> Candidate:
+def _candidate(reading: Reading, working_set: WorkingSet | None) -> Candidate:
     if reading.source == HOST_SOURCE:
         margin = _margin_bytes(reading.total_bytes)
         return Candidate(
             source=reading.source,
-            available_bytes=_host_available_bytes(reading, margin),
+            available_bytes=_host_available_bytes(reading, margin, working_set),
             margin_bytes=margin,
         )
-    return Candidate(source=reading.source, available_bytes=_group_available_bytes(reading))
+    return Candidate(
+        source=reading.source, available_bytes=_group_available_bytes(reading, working_set)
+    )
 
 
-def _group_available_bytes(reading: Reading) -> int | None:
+def _group_available_bytes(reading: Reading, working_set: WorkingSet | None) -> int | None:
     if reading.total_bytes is None or reading.used_bytes is None:
         return None
-    pages = file_pages(reading.parts)
+    pages = file_pages(reading.parts, working_set)
     # Not knowing what can be reclaimed, nothing can be.
     reclaimable_bytes = 0 if pages is None else pages.reclaimable_bytes
-    return max(0, reading.total_bytes - max(0, reading.used_bytes - reclaimable_bytes))
+    elsewhere_bytes = 0 if pages is None else pages.elsewhere_bytes
+    kept_bytes = max(0, reading.used_bytes - reclaimable_bytes) + elsewhere_bytes
+    return max(0, reading.total_bytes - kept_bytes)
 
 
-def _host_available_bytes(reading: Reading, margin_bytes: int) -> int | None:
+def _host_available_bytes(
+    reading: Reading, margin_bytes: int, working_set: WorkingSet | None
+) -> int | None:
     claimed = reading.parts.available_bytes
     if claimed is None:
         return None
-    pages = file_pages(reading.parts)
+    pages = file_pages(reading.parts, working_set)
     if pages is not None:
-        return max(0, claimed - pages.hot_bytes - pages.unwritten_bytes - margin_bytes)
+        kept_bytes = pages.hot_bytes + pages.elsewhere_bytes + pages.unwritten_bytes
+        return max(0, claimed - kept_bytes - margin_bytes)
     # MemAvailable counts file pages, and how many of them are in use is not known.
     if reading.free_bytes is None:
         return None
@@ -132,7 +156,7 @@ def _margin_bytes(total_bytes: int | None) -> int:
     return max(_MARGIN_FLOOR_BYTES, (total_bytes or 0) // _MARGIN_DIVISOR)
 
 
-def file_pages(parts: MemoryParts) -> FilePages | None:
+def file_pages(parts: MemoryParts, working_set: WorkingSet | None = None) -> FilePages | None:
     """The file pages on the LRU lists, taken apart; None unless all counters are known.
 
     The kernel's count of mapped pages includes mapped shmem, which is not on these lists.  Taking
@@ -148,13 +172,23 @@ def file_pages(parts: MemoryParts) -> FilePages | None:
     ):
         return None
     listed_bytes = parts.inactive_file_bytes + parts.active_file_bytes
-    hot_bytes = min(parts.mapped_file_bytes, listed_bytes)
+    needed_bytes = _needed_bytes(parts.mapped_file_bytes, working_set)
+    mapped_bytes = min(parts.mapped_file_bytes, listed_bytes)
+    hot_bytes = min(needed_bytes, mapped_bytes)
     unwritten_bytes = min(parts.dirty_bytes + parts.writeback_bytes, listed_bytes - hot_bytes)
     return FilePages(
         hot_bytes=hot_bytes,
         unwritten_bytes=unwritten_bytes,
         reclaimable_bytes=listed_bytes - hot_bytes - unwritten_bytes,
+        elsewhere_bytes=0 if working_set is None else needed_bytes - hot_bytes,
     )
+
+
+def _needed_bytes(mapped_bytes: int, working_set: WorkingSet | None) -> int:
+    """What others have mapped counts as hot in full: how they use it is not known."""
+    if working_set is None:
+        return mapped_bytes
+    return working_set.referenced_bytes + max(0, mapped_bytes - working_set.mapped_bytes)
 
 
 def unreclaimable_bytes(parts: MemoryParts) -> int | None:

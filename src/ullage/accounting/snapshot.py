@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ullage.accounting.exact import HOST_SOURCE, FilePages, Settled, file_pages, settle
+from ullage.accounting.exact import (
+    HOST_SOURCE,
+    FilePages,
+    Settled,
+    WorkingSet,
+    file_pages,
+    settle,
+)
 from ullage.accounting.ledger import Ledger, Line
 from ullage.devices.base import ProcessReading, Reading
 
@@ -28,16 +35,20 @@ class Snapshot:
 
 
 def snapshot(
-    *, readings: Sequence[Reading], processes: Sequence[ProcessReading], taken_at_s: float
+    *,
+    readings: Sequence[Reading],
+    processes: Sequence[ProcessReading],
+    taken_at_s: float,
+    working_set: WorkingSet | None = None,
 ) -> Snapshot:
     """Settle `readings`, and lay out the binding source's total line by line.
 
     The kernel has no call that reads everything at once, so what moves between two reads shows in
     the residual.  Raises Unreadable as `settle` does.
     """
-    settled = settle(readings)
+    settled = settle(readings, working_set=working_set)
     binding = next(each for each in readings if each.source == settled.binding_source)
-    pages = file_pages(binding.parts)
+    pages = file_pages(binding.parts, working_set)
     return Snapshot(
         taken_at_s=taken_at_s,
         readings=tuple(readings),
@@ -76,6 +87,12 @@ def _lines(
             size_bytes=pages.hot_bytes,
             provenance="estimated",
             source=binding.source,
+        )
+        yield Line(
+            name="file pages, in use here and charged elsewhere",
+            size_bytes=pages.elsewhere_bytes,
+            provenance="estimated",
+            source="the engine's own processes",
         )
         yield Line(
             name="file pages, dirty or written back",

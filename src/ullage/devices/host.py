@@ -176,6 +176,21 @@ def read_processes(
     return [reading for reading in readings if reading is not None]
 
 
+def forget_file_references(pids: Iterable[int]) -> None:
+    """Begin a period for `referenced_file_bytes`.  Raises Unreadable where a process is refused."""
+    for pid in pids:
+        procfs.forget_file_references(pid)
+
+
+def referenced_file_bytes(pids: Iterable[int]) -> int | None:
+    """Mapped file pages that the processes touched in the period; a page that two of them touched
+    counts twice.  None where one cannot be read; one that has ended counts nothing."""
+    living = [pid for pid in pids if procfs.stat(pid) is not None]
+    sizes = [procfs.referenced_file_bytes(pid) for pid in living]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
 def _read_process(pid: int, root: Path) -> ProcessReading | None:
     rollup = procfs.smaps_rollup(pid, root=root)
     status = procfs.status(pid, root=root)

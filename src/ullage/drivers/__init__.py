@@ -1,1 +1,4 @@
-"""Ask the kernel and its libraries.  The only code that opens a kernel file or loads a library; it decides nothing."""
+"""Ask the kernel and its libraries: the only code that opens a kernel file or loads a library.
+
+It decides nothing.
+"""

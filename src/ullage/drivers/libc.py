@@ -1,4 +1,4 @@
-"""The C library's memory calls, by ctypes, because Python's `mmap` cannot reserve without committing.
+"""The C library's memory calls, by ctypes: Python's `mmap` cannot reserve without committing.
 
 Addresses and sizes are ints.  A refusal is `MemoryRefused` with the call, its arguments and errno;
 nothing else is decided here.
@@ -16,7 +16,7 @@ from ullage.errors import MemoryRefused
 PROT_NONE: Final = 0
 PROT_READ_WRITE: Final = 3
 
-# Values of include/uapi/asm-generic/mman{,-common}.h, the same on x86-64, AArch64, RISC-V and s390x.
+# include/uapi/asm-generic/mman{,-common}.h; the same on x86-64, AArch64, RISC-V and s390x.
 _MAP_PRIVATE_ANONYMOUS_NORESERVE: Final = 0x02 | 0x20 | 0x4000
 _MAP_FIXED: Final = 0x10
 MADV_HUGEPAGE: Final = 14

@@ -90,9 +90,19 @@ def reset_peak_rss(pid: Pid = "self") -> bool:
 
     Raises Unreadable where it is refused.
     """
+    return _clear_refs(pid, "5")
+
+
+def forget_file_references(pid: Pid = "self") -> bool:
+    """Let `referenced_file_bytes` start again from nothing.  False and Unreadable as above."""
+    return _clear_refs(pid, "3")
+
+
+def _clear_refs(pid: Pid, what: str) -> bool:
+    """Source: Documentation/filesystems/proc.rst, /proc/PID/clear_refs."""
     path = Path(f"/proc/{pid}/clear_refs")
     try:
-        path.write_text("5")
+        path.write_text(what)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):
             return False
@@ -101,3 +111,33 @@ def reset_peak_rss(pid: Pid = "self") -> bool:
             "peak; /proc must be mounted writable."
         ) from error
     return True
+
+
+def referenced_file_bytes(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> int | None:
+    """Mapped file pages that the process touched since `forget_file_references`.
+
+    Private copies of file pages and shared memory are not file pages.  None where unreadable.
+    """
+    text = sysfs.read_optional(f"/proc/{pid}/smaps", root=root)
+    if text is None:
+        return None
+    total = referenced = 0
+    is_file = False
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if " " in key:  # "7f3a...-7f3b... r-xp 00000000 fe:00 1234   /usr/lib/libc.so.6"
+            is_file = _maps_file(line)
+        elif is_file and key == "Referenced":
+            referenced = int(value.split()[0]) * 1024
+        elif is_file and key == "Anonymous":  # follows Referenced
+            total += max(0, referenced - int(value.split()[0]) * 1024)
+    return total
+
+
+_SHARED_MEMORY: Final = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")  # noqa: S108 - names in maps
+
+
+def _maps_file(header: str) -> bool:
+    fields = header.split(maxsplit=5)
+    name = fields[5] if len(fields) == 6 else ""
+    return fields[4] != "0" and not name.startswith(_SHARED_MEMORY)

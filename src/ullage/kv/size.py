@@ -28,7 +28,8 @@ class Segment:
 class Placement:
     """Where an engine puts the same-shaped layers of one group.
 
-    Piece b of layer l starts at `offset_bytes` + l * `layer_stride_bytes` + b * `block_stride_bytes`.
+    Piece b of layer l starts at
+    `offset_bytes` + l * `layer_stride_bytes` + b * `block_stride_bytes`.
     """
 
     layers: tuple[str, ...]
@@ -65,7 +66,7 @@ class Layout:
         return blocks // self.block_alignment * self.block_alignment
 
     def physical_bytes_for(self, blocks: int) -> int:
-        """Memory behind the first `blocks` blocks, whole granules, a shared granule counted once."""
+        """Memory behind the first `blocks` blocks: whole granules, each counted once."""
         granule = self.granularity_bytes
         granules = 0
         next_free = 0
@@ -79,7 +80,7 @@ class Layout:
         return granules * granule
 
     def blocks_within(self, memory_bytes: int) -> int:
-        """The most blocks, up to the capacity, whose physical bytes do not exceed `memory_bytes`."""
+        """The most blocks, up to the capacity, whose physical bytes fit in `memory_bytes`."""
         low, high = 0, self.capacity_blocks
         while low < high:
             middle = (low + high + 1) // 2
@@ -116,7 +117,7 @@ def layout(
 
 
 def _equal_segments(stride: int, size_bytes: int, capacity_blocks: int) -> tuple[Segment, ...]:
-    """One stride everywhere: layer-outermost gives a segment a layer, block-outermost one in all."""
+    """One stride: layer-outermost gives a segment for each layer, block-outermost one in all."""
     segment_bytes = stride * capacity_blocks
     if segment_bytes == 0 or size_bytes % segment_bytes:
         raise ValueError(

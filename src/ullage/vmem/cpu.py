@@ -1,8 +1,8 @@
 """Virtual memory of a Linux process: a reservation is PROT_NONE, a commit populates it.
 
-- MADV_POPULATE_WRITE (Linux 5.14) faults every page in, so that a later touch cannot be the one that
-  meets the limit.  Over a cgroup's limit the kernel ends the process by SIGKILL, not by ENOMEM:
-  hence `overcommit_kills`, and `vmem.region` looks before each step.
+- MADV_POPULATE_WRITE (Linux 5.14) faults every page in, so that a later touch cannot be the one
+  that meets the limit.  Over a cgroup's limit the kernel ends the process by SIGKILL, not by
+  ENOMEM: hence `overcommit_kills`, and `vmem.region` looks before each step.
 - A committed range ends where access ends, so the kernel never lets a huge page reach beyond it.
 - Decommitting by a fixed mapping over the range is atomic, and also frees what a failed populate
   left behind.

@@ -1,0 +1,82 @@
+"""What the KV cache may take: what is available, each deduction by name.
+
+Pure.  Two bounds, and the smaller one binds:
+- what is available, less what must stay free: the transient peak of the largest step, and a margin;
+- where the user gave a fraction, that fraction of the total, less everything else that the engine
+  takes exactly.  No margin is taken off this one: it already leaves memory free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Final, Literal
+
+from ullage.accounting.ledger import Line
+from ullage.units import MIB
+
+Bound = Literal["available", "utilization"]
+
+MARGIN_FLOOR_BYTES: Final = 96 * MIB
+MARGIN_FRACTION: Final = Fraction(1, 64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """What was measured of an engine after its warm-up.
+
+    `used_bytes` is everything its processes keep without the KV cache; `kv_bytes` the cache's
+    memory at that moment, part of what the snapshot counts as used.
+    """
+
+    used_bytes: int
+    kv_bytes: int
+    transient_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """`kv_bytes` may be committed in all; `deductions` are what was kept free for what."""
+
+    kv_bytes: int
+    bound: Bound
+    deductions: tuple[Line, ...]
+
+
+def default_margin_bytes(total_bytes: int) -> int:
+    """Room for what grows after the start: request state, the block pool's tables, heap spread."""
+    return max(MARGIN_FLOOR_BYTES, ceil(total_bytes * MARGIN_FRACTION))
+
+
+def budget(
+    *,
+    total_bytes: int,
+    available_bytes: int,
+    engine: Engine,
+    margin_bytes: int,
+    utilization: float | None,
+) -> Budget:
+    """The KV cache's bytes.  `available_bytes` is what could be taken beside what is taken now.
+
+    `utilization` None: the user named no fraction.  The result is never negative.
+    """
+    deductions = (
+        Line(
+            name="transient peak of the largest step",
+            size_bytes=engine.transient_bytes,
+            provenance="measured",
+            source="VmHWM over the warm-up",
+        ),
+        Line(name="margin", size_bytes=margin_bytes, provenance="estimated", source="budget"),
+    )
+    by_available = available_bytes + engine.kv_bytes - engine.transient_bytes - margin_bytes
+    if utilization is None:
+        return Budget(kv_bytes=max(0, by_available), bound="available", deductions=deductions)
+    by_utilization = (
+        ceil(total_bytes * Fraction(utilization)) - engine.used_bytes - engine.transient_bytes
+    )
+    bound: Bound = "available" if by_available <= by_utilization else "utilization"
+    return Budget(
+        kv_bytes=max(0, min(by_available, by_utilization)), bound=bound, deductions=deductions
+    )

@@ -1,0 +1,80 @@
+"""What `register` does once it is switched on, in each of the engine's processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+from ullage.errors import Unsupported
+from ullage.vllm_plugin import prompt_logprobs, settings, versions
+from ullage.vllm_plugin.eligible import reason_against
+
+# vLLM configures loggers below its own name only.
+logger = init_logger("vllm.ullage")
+
+_MARK = "_ullage_wrapped"
+
+
+def activate() -> None:
+    """Let the platform's configuration step choose our worker where a start can be handled."""
+    switches = settings.read(os.environ)
+    os.environ.setdefault(settings.FRONTEND, str(os.getpid()))
+    if switches.unknown and _is_frontend():
+        logger.warning("ullage does not know %s.", ", ".join(switches.unknown))
+    engine = versions.installed()
+    rules = versions.rules_for(engine)
+    if rules is None:
+        known = ", ".join(str(row.versions) for row in versions.TABLE)
+        fall_back(f"vLLM {engine} is not in the table of known versions ({known})")
+    elif not current_platform.is_cpu():
+        fall_back(f"the platform is {current_platform.device_name}, and only CPU is handled yet")
+    else:
+        _wrap_configuration(type(current_platform), rules)
+        if _is_frontend():
+            prompt_logprobs.refuse(allowed=switches.prompt_logprobs)
+
+
+def fall_back(reason: str) -> None:
+    """Say once, in the front end, why stock behaviour stays.  Strict: raise Unsupported instead."""
+    if settings.read(os.environ).strict:
+        raise Unsupported(
+            f"ullage cannot handle this start: {reason}. Unset ULLAGE_STRICT to start as stock "
+            "does."
+        )
+    if _is_frontend():
+        logger.warning_once("ullage leaves this start to stock vLLM: %s.", reason)
+
+
+def _is_frontend() -> bool:
+    return os.environ.get(settings.FRONTEND) == str(os.getpid())
+
+
+def _wrap_configuration(platform: Any, rules: versions.EngineRules) -> None:
+    """Run after the platform's own step, which fills in the worker class.
+
+    vLLM runs that step again in the engine-core process: choosing twice changes nothing.
+    """
+    stock = platform.check_and_update_config.__func__
+    if getattr(stock, _MARK, False):
+        return
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        stock(cls, vllm_config)
+        choose_worker(vllm_config, rules)
+
+    setattr(check_and_update_config, _MARK, True)
+    platform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
+    parallel_config = vllm_config.parallel_config
+    if parallel_config.worker_cls == versions.OUR_WORKER:
+        return
+    reason = reason_against(vllm_config, rules)
+    if reason is None:
+        parallel_config.worker_cls = versions.OUR_WORKER
+    else:
+        fall_back(reason)

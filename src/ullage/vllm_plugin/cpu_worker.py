@@ -1,0 +1,163 @@
+"""vLLM's CPU worker with a KV cache that gets its memory after the warm-up.
+
+The engine's own sequence is kept: it asks `determine_available_memory`, plans blocks from the
+answer, and calls `initialize_from_config`.  In the first call the cache is bound at addresses for
+the most that could ever fit, with memory behind one block; the warm-up runs, and what is left then
+is the answer.  In the second call the blocks that the engine planned get their memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from vllm.config.cache import CacheConfig
+from vllm.logger import init_logger
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from ullage.errors import MemoryRefused, Unsupported
+from ullage.kv.cache import KVCache
+from ullage.report.ledger import ledger_text
+from ullage.units import gib
+from ullage.vllm_plugin import placement, settings, versions, warm_up
+from ullage.vllm_plugin.decision import Decision, decide
+from ullage.vllm_plugin.observe import Observer
+from ullage.vmem.cpu import CpuMemory
+
+logger = init_logger("vllm.ullage.worker")
+
+
+def _rules() -> versions.EngineRules:
+    rules = versions.rules_for(versions.installed())
+    if rules is None:
+        raise Unsupported(f"vLLM {versions.installed()} is not handled. Unset ULLAGE to start it.")
+    return rules
+
+
+@contextmanager
+def _start_check_disarmed(rules: versions.EngineRules) -> Iterator[None]:
+    """Let the stock constructor see as much available memory as there is in total.
+
+    It refuses to start where utilization x total exceeds what is free before anything is loaded.
+    The exact check comes with the exact number, after the warm-up.
+    """
+    module = importlib.import_module(rules.reading[0])
+    stock = getattr(module, rules.reading[1])
+
+    def generous(node: int) -> Any:
+        info = stock(node)
+        info.available_memory = info.total_memory
+        return info
+
+    setattr(module, rules.reading[1], generous)
+    try:
+        yield
+    finally:
+        setattr(module, rules.reading[1], stock)
+
+
+class UllageCPUWorker(CPUWorker):
+    """Stands in for `CPUWorker` where `eligible.reason_against` found no reason against it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._cache: KVCache | None = None
+        self._capacity: Any = None
+        self._rules = _rules()
+        self._observer = Observer()
+        self._settings = settings.read(os.environ)
+        with _start_check_disarmed(self._rules):
+            super().__init__(*args, **kwargs)
+
+    def determine_available_memory(self) -> int:
+        """Bytes that make the engine plan exactly the blocks that fit."""
+        try:
+            cache = self._reserve()
+        except (MemoryRefused, Unsupported) as error:
+            if self._settings.strict:
+                raise
+            logger.warning("ullage leaves this start to stock vLLM: %s", error)
+            return int(super().determine_available_memory())
+        if self._should_warm_up_model():
+            self.model_runner.warming_up_model()
+        super().initialize_from_config(self._capacity)
+        return self._measure(cache).blocks * cache.layout.block_bytes
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Commit what the engine planned, and bind views of exactly that."""
+        if self._cache is None:
+            super().initialize_from_config(kv_cache_config)
+            return
+        self._adopt(kv_cache_config)
+        self._cache.commit(kv_cache_config.num_blocks)
+        placement.bind_committed(
+            self.model_runner,
+            self._capacity,
+            self._cache,
+            self.cache_config.get_resolved_kv_cache_layout(),
+        )
+        logger.info(
+            "ullage committed %d blocks, %s, at the addresses of the warm-up.",
+            self._cache.committed_blocks,
+            gib(self._cache.physical_bytes),
+        )
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        if tag == "kv_cache" and self._cache is not None:
+            return placement.ServedFrom(self._cache)
+        return super()._maybe_get_memory_pool_context(tag)
+
+    def _reserve(self) -> KVCache:
+        """Addresses for what the whole limit could hold, and memory for the null block."""
+        total_bytes = self._observer.take().total_bytes
+        memory = CpuMemory()
+        capacity = placement.capacity_config(self, self._rules, total_bytes)
+        layout = placement.layout_of(
+            capacity, granularity_bytes=memory.capabilities.granularity_bytes
+        )
+        self._cache = KVCache(memory, layout, available=self._observer.available_bytes)
+        self._capacity = capacity
+        return self._cache
+
+    def _measure(self, cache: KVCache) -> Decision:
+        # Nothing may address blocks that have no memory yet.
+        self.model_runner.kv_cache_config.num_blocks = cache.committed_blocks
+        warm_up.settle_heap()
+        warmed = warm_up.run(
+            self.model_runner,
+            max_model_len=self.model_config.max_model_len,
+            prompt_logprobs=self._settings.prompt_logprobs,
+        )
+        with self._observer.usual_work():
+            warm_up.usual_work(self.model_runner, max_model_len=self.model_config.max_model_len)
+        logger.info("ullage warm-up: %s.", warmed.text())
+        decision = decide(
+            snapshot=self._observer.take(),
+            worker_pid=os.getpid(),
+            layout=cache.layout,
+            committed_bytes=cache.physical_bytes,
+            transient_bytes=warmed.transient_bytes,
+            margin_bytes=self._settings.margin_bytes,
+            utilization=self._explicit_utilization(),
+        )
+        logger.info(
+            "ullage: %d KV cache blocks fit.\n%s", decision.blocks, ledger_text(decision.ledger)
+        )
+        return decision
+
+    def _explicit_utilization(self) -> float | None:
+        """The user's fraction; None where it is the engine's default, which nobody chose."""
+        value = float(self.cache_config.gpu_memory_utilization)
+        # A pydantic dataclass keeps a FieldInfo, with the default inside, as the field's default.
+        field = CacheConfig.__dataclass_fields__["gpu_memory_utilization"].default
+        return None if value == getattr(field, "default", field) else value
+
+    def _adopt(self, kv_cache_config: Any) -> None:
+        """What the stock method takes over from the engine's configuration."""
+        blocks = kv_cache_config.num_blocks
+        self.cache_config.num_gpu_blocks = blocks
+        self.cache_config.hash_block_size = kv_cache_config.hash_block_size
+        self.cache_config.cache_hit_alignment_tokens = kv_cache_config.cache_hit_alignment_tokens
+        self.model_runner.kv_cache_config.num_blocks = blocks

