@@ -30,7 +30,9 @@ def offenders(path: Path) -> Iterator[str]:
 
 def long_function(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-    lines = (node.end_lineno or node.lineno) - first + 1
+    # A command's parameters are its options, one or more lines each: there only the body counts.
+    counted_from = node.body[0].lineno if path.parent.name == "cli" else first
+    lines = (node.end_lineno or node.lineno) - counted_from + 1
     if lines > FUNCTION_LINES:
         yield f"{path}:{first}: {node.name} has {lines} lines, {FUNCTION_LINES} at most"
 

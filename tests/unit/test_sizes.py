@@ -41,3 +41,12 @@ def test_a_method_counts_with_its_decorators(tmp_path: Path):
     )
     (tmp_path / "method.py").write_text(body)
     assert "method.py:2: long has 41 lines" in check(tmp_path).stdout
+
+
+def test_a_command_s_options_do_not_count(tmp_path: Path):
+    options = "".join(f"    option_{n}: int,\n" for n in range(30))
+    command = f"def command(\n{options}) -> None:\n" + "    pass\n" * 39
+    for folder, code in (("cli", 0), ("kv", 1)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "command.py").write_text(command)
+        assert check(tmp_path / folder).returncode == code
