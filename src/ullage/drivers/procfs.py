@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ullage.drivers import sysfs
 from ullage.errors import Unreadable
