@@ -88,12 +88,13 @@ def _lines(
             provenance="estimated",
             source=binding.source,
         )
-        yield Line(
-            name="file pages, in use here and charged elsewhere",
-            size_bytes=pages.elsewhere_bytes,
-            provenance="estimated",
-            source="the engine's own processes",
-        )
+        if pages.elsewhere_bytes:
+            yield Line(
+                name="file pages, in use here and charged elsewhere",
+                size_bytes=pages.elsewhere_bytes,
+                provenance="estimated",
+                source="the engine's own processes",
+            )
         yield Line(
             name="file pages, dirty or written back",
             size_bytes=pages.unwritten_bytes,
