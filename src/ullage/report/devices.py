@@ -61,6 +61,7 @@ class DevicesReport:
 
 
 def device_report(device: Device, moment: Snapshot) -> DeviceReport:
+    """pre: `moment` was settled from its readings alone, without a working set."""
     settled = settle(moment.readings)
     return DeviceReport(
         platform=device.platform,
