@@ -58,6 +58,49 @@ def test_help_is_plain_text_within_80_columns(command: str):
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_the_shell_completes_commands():
+    words = {"COMP_WORDS": "ullage de", "COMP_CWORD": "1", "_ULLAGE_COMPLETE": "complete_bash"}
+    program = "from ullage.cli import app; app(prog_name='ullage')"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **words},
+    )
+    assert sorted(result.stdout.split()) == [name for name in COMMANDS if name.startswith("de")]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_goes_away_gets_no_traceback(options: list[str]):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "ullage", "devices", *options],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_a_full_disk_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "ullage", "devices"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert result.returncode == 3
+    assert result.stderr == "ullage: There is no room for the output. Free some disk space.\n"
+
+
 @pytest.mark.parametrize("fault", [DoesNotFit, Usage, UnknownModel, Unreadable, EngineFailed])
 def test_an_expected_fault_is_its_sentence_on_stderr_and_its_exit_code(
     fault: type[DoesNotFit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ A command's module holds its arguments and imports what does the work inside the
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated, Final, NoReturn
 
@@ -16,9 +17,10 @@ from ullage.cli.compare import compare
 from ullage.cli.demo import demo
 from ullage.cli.devices import devices
 from ullage.cli.serve import PASS_THROUGH, USAGE, serve
-from ullage.errors import UllageError
+from ullage.errors import UllageError, Unreadable
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 app: Final = typer.Typer(
     name="ullage",
@@ -65,6 +67,12 @@ def main() -> NoReturn:
     except UllageError as error:
         print(f"ullage: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        where = f"'{error.filename}'" if error.filename else "the output"
+        print(f"ullage: There is no room for {where}. Free some disk space.", file=sys.stderr)
+        sys.exit(Unreadable.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
@@ -36,4 +35,4 @@ def devices(
     )
     reports = tuple(device_report(device, moment) for device in host.find())
     report = DevicesReport(taken_at_s=moment.taken_at_s, devices=reports)
-    sys.stdout.write(document(report) if json else devices_text(report))
+    typer.echo(document(report) if json else devices_text(report), nl=False)
