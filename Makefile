@@ -33,7 +33,7 @@ check: lint  ## Lint, types, import contracts, sizes, unit tests (about a minute
 	@$(BIN)/pytest -q tests/unit
 
 test: lint  ## check, and every other test that this machine can run (under 25 minutes)
-	@$(BIN)/pytest tests
+	@$(BIN)/pytest tests/unit tests/conformance tests/recorded tests/engine
 
 bench: setup  ## The long comparisons, written to benchmarks/results/ (hours)
 	@for script in $(wildcard benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
