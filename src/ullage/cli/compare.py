@@ -75,7 +75,10 @@ Port = Annotated[
 
 
 def compare(
-    model: Annotated[Path, typer.Argument(help="Directory of a model: config.json, safetensors.")],
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="Directory of a model: config.json, safetensors."),
+    ],
     extra: Annotated[
         list[str] | None,
         typer.Argument(

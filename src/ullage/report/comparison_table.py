@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -94,7 +95,7 @@ def _peak(side: Side, limit_bytes: int | None) -> str:
     peaks = side.values("peak_unreclaimable_bytes")
     if not peaks or limit_bytes is None:
         return DASH
-    return f"{gib(int(max(peaks)))} / {gib(limit_bytes)} ({max(peaks) / limit_bytes:.0%})"
+    return f"{max(peaks) / GIB:.2f} / {gib(limit_bytes)}"
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -135,10 +136,11 @@ def _which(numbers: list[int], starts: tuple[Start, ...]) -> str:
 def print_table(comparison: Comparison, console: Console) -> None:
     """For terminals and pipes, in 80 columns as well."""
     header, *body = rows(comparison)
-    table = Table(title=Text(header[0]), title_justify="left", title_style="bold", show_lines=False)
-    table.add_column("", ratio=5)
+    console.print(Text(header[0], style="bold"), soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
     for label in header[1:]:
-        table.add_column(label, ratio=5, justify="right")
+        table.add_column(label, justify="right")
     for row in body:
         table.add_row(*row)
     console.print(table)
