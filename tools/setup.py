@@ -125,12 +125,16 @@ def wait(process: subprocess.Popen[str], lines: deque[str]) -> None:
 
 
 def doing(lines: Sequence[str]) -> str:
-    """The last thing that pip said it does: "Collecting numpy==2.3.5", "Installing"."""
+    """What pip is at: "Collecting numpy==2.3.5", or how many packages it has installed."""
     words = [line.split() for line in lines if line.startswith(DOING)]
     if not words:
         return "pip"
     verb, name = words[-1][:2]
-    return verb if verb == "Installing" else f"{verb} {'-'.join(Path(name).name.split('-')[:2])}"
+    if verb == "Installing":
+        return (
+            f"Installing, {len(list(VENV.glob('lib/*/site-packages/*.dist-info')))} packages so far"
+        )
+    return f"{verb} {'-'.join(Path(name).name.split('-')[:2])}"
 
 
 def say(text: str) -> None:

@@ -92,3 +92,16 @@ def test_only_torch_is_resolved_and_everything_else_is_taken_as_pinned(
     pip = Pip()
     run(setup, monkeypatch, pip)
     assert ["--no-deps" in call for call in pip.calls] == [False, True, True, True, True]
+
+
+def test_progress_names_the_package_and_then_counts(setup: ModuleType):
+    collecting = ["Looking in links: there\n", "Collecting numpy==2.3.5 (from -r engine.txt)\n"]
+    local = ["Processing ./wheels/torch-2.13.0+cpu-cp311-cp311-linux.whl\n"]
+    assert setup.doing([]) == "pip"
+    assert setup.doing(collecting) == "Collecting numpy==2.3.5"
+    assert setup.doing(collecting + local) == "Processing torch-2.13.0+cpu"
+    (setup.VENV / "lib" / "python3.11" / "site-packages" / "numpy-2.3.5.dist-info").mkdir(
+        parents=True
+    )
+    installing = ["Installing collected packages: torch, numpy\n"]
+    assert setup.doing(collecting + installing) == "Installing, 1 packages so far"
