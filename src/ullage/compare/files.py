@@ -19,16 +19,32 @@ FileState = Literal["cold", "warm"]
 
 # The directory that holds this package is read or dropped as a whole.
 _ENGINE: Final = "vllm"
+_LARGE_BYTES: Final = (
+    1 << 20
+)  # libraries and weights; asking about thousands of small files is slow
 _LOADED: Final = (".so", ".py", ".pyc", ".json")
 
 
-def prepare(state: FileState, model: Path) -> None:
-    """Set the state for `model` and the engine of this interpreter."""
-    if state == "cold":
-        if not pagecache.drop_all():
-            _each(pagecache.drop_file, _files(model))
-    else:
-        _each(pagecache.read_file, _files(model))
+def prepare(state: FileState, model: Path) -> int:
+    """Set the state for `model` and the engine of this interpreter.
+
+    Returns the bytes of their files that stayed in memory although they should be cold: the kernel
+    does not drop what another process maps, such as an engine that runs beside this one.
+    """
+    files = list(_files(model))
+    if state == "warm":
+        _each(pagecache.read_file, files)
+        return 0
+    if not pagecache.drop_all():
+        _each(pagecache.drop_file, files)
+    return sum(_resident_bytes(path) for path in files if path.stat().st_size >= _LARGE_BYTES)
+
+
+def _resident_bytes(path: Path) -> int:
+    try:
+        return pagecache.resident_bytes(path) or 0
+    except OSError:
+        return 0
 
 
 def _each(act: Callable[[Path], None], files: Iterable[Path]) -> None:

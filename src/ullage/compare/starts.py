@@ -26,7 +26,9 @@ from ullage.compare.server import (
 )
 from ullage.errors import EngineFailed
 from ullage.report.comparison import Side, SideName, Start
-from ullage.units import gib
+from ullage.units import MIB, gib
+
+KEPT_BYTES: Final = 64 * MIB  # of files that should be cold, before it is worth a word
 
 Phase = Callable[[str], None]  # told what happens now, in a few words
 
@@ -90,7 +92,9 @@ def run_start(trial: Trial, side: SidePlan, directory: Path, phase: Phase) -> St
     """Start the engine once, load it, end it.  Logs stay in `directory`."""
     directory.mkdir(parents=True)
     phase(f"making files {trial.files}")
-    prepare(trial.files, trial.checkpoint.path)
+    kept_bytes = prepare(trial.files, trial.checkpoint.path)
+    if kept_bytes > KEPT_BYTES:
+        phase(f"not cold: another process keeps {gib(kept_bytes)} of the files in memory")
     with contextlib.ExitStack() as undo:
         scratch = Path(
             undo.enter_context(
