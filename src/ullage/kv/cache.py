@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
-from ullage.errors import MemoryRefused
 from ullage.kv.size import Layout, Segment
 from ullage.vmem.base import VirtualMemory
 from ullage.vmem.extents import Extent
@@ -24,11 +24,10 @@ class KVCache:
         self.layout = layout
         self._blocks = 0
         self._region = Region(memory, layout.size_bytes, available=available)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._region.close)
             self.commit(1)
-        except MemoryRefused:
-            self._region.close()
-            raise
+            undo.pop_all()
 
     @property
     def committed_blocks(self) -> int:
@@ -61,11 +60,13 @@ class KVCache:
         return self._blocks
 
     def shrink(self, blocks: int) -> int:
-        """Keep the first `blocks`, at least the null block, with their contents."""
-        wanted = max(1, blocks)
-        if wanted < self._blocks:
-            self._region.decommit(self._dead(wanted))
-            self._blocks = wanted
+        """Keep the first `blocks`, at least the null block, with their contents.
+
+        Raises MemoryRefused; then the count is what was asked for, some of the memory behind the
+        others may still be there, and shrinking to the same count tries again.
+        """
+        self._blocks = min(self._blocks, max(1, blocks))
+        self._region.decommit(self._dead(self._blocks))
         return self._blocks
 
     def close(self) -> None:

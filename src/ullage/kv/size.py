@@ -119,7 +119,7 @@ def layout(
 def _equal_segments(stride: int, size_bytes: int, capacity_blocks: int) -> tuple[Segment, ...]:
     """One stride: layer-outermost gives a segment for each layer, block-outermost one in all."""
     segment_bytes = stride * capacity_blocks
-    if segment_bytes == 0 or size_bytes % segment_bytes:
+    if segment_bytes == 0 or size_bytes == 0 or size_bytes % segment_bytes:
         raise ValueError(
             f"{size_bytes} bytes are no whole number of segments of {capacity_blocks} blocks of "
             f"{stride} bytes."

@@ -58,39 +58,51 @@ class Region:
         nothing has changed.
         """
         with self._lock, ExitStack() as undo:
+            self._refuse_if_closed()
             wanted = merged(self._widened(extent) for extent in ranges)
             new = without(wanted, self._committed)
             self._check_room(covered_bytes(new))
-            for extent in new:
-                for step in self._steps(extent):
-                    self._check_room(step.size_bytes)
-                    undo.callback(self._memory.decommit, self.address + step.start, step.size_bytes)
-                    self._memory.commit(self.address + step.start, step.size_bytes)
+            for step in self._steps(new):
+                self._check_room(step.size_bytes)
+                undo.callback(self._decommit, step)
+                self._memory.commit(self.address + step.start, step.size_bytes)
+                self._committed = merged((*self._committed, step))
             undo.pop_all()
-            self._committed = merged((*self._committed, *new))
 
     def decommit(self, ranges: Iterable[Extent]) -> None:
-        """Take the memory of byte ranges away: only granules that lie in a range as a whole."""
+        """Take the memory of byte ranges away: only granules that lie in a range as a whole.
+
+        Raises MemoryRefused; then a part may be gone, and `committed` says what is left.
+        """
         with self._lock:
             inner = merged(self._narrowed(extent) for extent in ranges)
             kept = without(self._committed, inner)
             for extent in without(self._committed, kept):
-                self._memory.decommit(self.address + extent.start, extent.size_bytes)
-                self._committed = without(self._committed, (extent,))
+                self._decommit(extent)
 
     def zero(self, extent: Extent) -> None:
         """Overwrite a byte range with zeros.  pre: it is committed."""
         with self._lock:
+            self._refuse_if_closed()
             if extent.size_bytes:
                 self._memory.zero(self.address + extent.start, extent.size_bytes)
 
     def close(self) -> None:
-        """Give everything back.  Later calls do nothing."""
+        """Give everything back.  Closing again does nothing; `commit` and `zero` are refused."""
         with self._lock:
             if self._open:
                 self._memory.release(self.address, self.size_bytes)
                 self._open = False
                 self._committed = ()
+
+    def _decommit(self, extent: Extent) -> None:
+        self._memory.decommit(self.address + extent.start, extent.size_bytes)
+        self._committed = without(self._committed, (extent,))
+
+    def _refuse_if_closed(self) -> None:
+        """By now another mapping may lie at these addresses."""
+        if not self._open:
+            raise ValueError("The region is closed. Reserve a new one.")
 
     def _check_room(self, size_bytes: int) -> None:
         left_bytes = self._available()
@@ -100,19 +112,22 @@ class Region:
                 "are available. Nothing was changed: ask for less, or free memory first."
             )
 
-    def _steps(self, extent: Extent) -> Iterator[Extent]:
+    def _steps(self, extents: Iterable[Extent]) -> Iterator[Extent]:
         """Pieces of at most `step_bytes` that end on multiples of it, so that huge pages fit."""
         step_bytes = self._memory.capabilities.step_bytes
-        start = extent.start
-        while start < extent.stop:
-            boundary = align_down(self.address + start, step_bytes) + step_bytes - self.address
-            stop = min(extent.stop, boundary)
-            yield Extent(start=start, stop=stop)
-            start = stop
+        for extent in extents:
+            start = extent.start
+            while start < extent.stop:
+                boundary = align_down(self.address + start, step_bytes) + step_bytes - self.address
+                stop = min(extent.stop, boundary)
+                yield Extent(start=start, stop=stop)
+                start = stop
 
     def _widened(self, extent: Extent) -> Extent:
         if not 0 <= extent.start <= extent.stop <= self.size_bytes:
             raise ValueError(f"{extent} is outside a region of {self.size_bytes} bytes.")
+        if extent.size_bytes == 0:
+            return extent
         granularity_bytes = self._memory.capabilities.granularity_bytes
         return Extent(
             start=align_down(extent.start, granularity_bytes),
