@@ -57,11 +57,12 @@ def test_a_limit_below_the_weights_says_what_would_do(elsewhere: Path) -> None:
     assert "take 2.00 GiB, more than the limit of 1.00 GiB" in str(result.exception)
 
 
+@pytest.mark.parametrize("memory", ["4", "1000000GiB"])
 def test_the_demo_refuses_a_size_before_it_makes_a_model(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+    memory: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere / "cache"))
-    result = invoke(demo, "--memory", "4")
+    result = invoke(demo, "--memory", memory)
     assert isinstance(result.exception, Usage)
     assert not (elsewhere / "cache").exists()
 

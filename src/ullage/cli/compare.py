@@ -117,7 +117,7 @@ def compare(
         Request(
             model=model,
             model_label=model.resolve().name,
-            memory_bytes=limit(memory),
+            memory_bytes=limit(memory, unconfined=unconfined),
             unconfined=unconfined,
             starts=starts,
             files=files.value,
@@ -137,12 +137,20 @@ def compare(
     )
 
 
-def limit(text: str) -> int:
-    """The bytes of --memory.  Raises Usage."""
+def limit(text: str, *, unconfined: bool) -> int:
+    """The bytes of --memory, no more than the machine has where it is to be enforced.
+
+    Raises Usage.
+    """
+    from ullage.compare.run import check_machine
+
     try:
-        return parse_size(text)
+        limit_bytes = parse_size(text)
     except ValueError as error:
         raise Usage(f"--memory: {error}") from error
+    if not unconfined:
+        check_machine(limit_bytes)
+    return limit_bytes
 
 
 def known_dtype(dtype: str | None) -> str | None:

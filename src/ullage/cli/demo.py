@@ -51,7 +51,8 @@ def demo(
     from ullage.compare.model import MAX_POSITIONS, cached_model, demo_shape
     from ullage.compare.run import Request
 
-    form, memory_bytes = output_form(json_=json_, markdown=markdown), limit(memory)
+    form = output_form(json_=json_, markdown=markdown)
+    memory_bytes = limit(memory, unconfined=unconfined)
     dtype = preferred_dtype()
     shape = demo_shape(dtype, small=small)
     with bytes_bar("Making the demo model", shape.weights_bytes) as progress:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
+from ullage.units import gib
+
 Phase = Callable[[str], None]
 
 
@@ -31,9 +33,23 @@ def phases() -> Iterator[Phase]:
 
 @contextlib.contextmanager
 def bytes_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar that is told how many more bytes are done; it stays hidden until there are any."""
+    """A bar that is told how many more bytes are done; nothing is shown until there are any."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _announced(console, f"{title}, {gib(total_bytes)}")
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=total_bytes, visible=False)
         yield lambda count: progress.update(task, advance=count, visible=True)
+
+
+def _announced(console: Console, line: str) -> Callable[[int], None]:
+    """Prints `line` when the first bytes are done."""
+    lines = iter([line])
+
+    def advance(count: int) -> None:
+        for text in lines:
+            console.print(text, soft_wrap=True, markup=False)
+
+    return advance

@@ -106,13 +106,18 @@ def prepare_trial(request: Request) -> tuple[Trial, str]:
 def _enforced(limit_bytes: int | None) -> str:
     if limit_bytes is None:
         return UNCONFINED.where
+    check_machine(limit_bytes)
+    return check_enforced(limit_bytes)
+
+
+def check_machine(limit_bytes: int) -> None:
+    """Raise Usage where the machine has less memory than the container is to have."""
     total_bytes = psutil.virtual_memory().total
     if limit_bytes > total_bytes:
         raise Usage(
             f"A limit of {gib(limit_bytes)} is more than this machine's {gib(total_bytes)}. "
             f"Use at most --memory {total_bytes >> 30}GiB."
         )
-    return check_enforced(limit_bytes)
 
 
 def _load(request: Request, checkpoint: Checkpoint) -> Load:
