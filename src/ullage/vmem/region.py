@@ -70,12 +70,12 @@ class Region:
             undo.pop_all()
 
     def decommit(self, ranges: Iterable[Extent]) -> None:
-        """Take the memory of byte ranges away: only granules that lie in a range as a whole.
+        """Take the memory of byte ranges away: only granules that lie in them as a whole.
 
         Raises MemoryRefused; then a part may be gone, and `committed` says what is left.
         """
         with self._lock:
-            inner = merged(self._narrowed(extent) for extent in ranges)
+            inner = merged(self._narrowed(extent) for extent in merged(ranges))
             kept = without(self._committed, inner)
             for extent in without(self._committed, kept):
                 self._decommit(extent)
