@@ -30,6 +30,13 @@ def test_every_link_leads_to_a_file(document: Path):
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_python_file_that_is_named_exists(document: Path):
+    mentioned = set(re.findall(r"`((?:\w+/)+\w+\.py)`", document.read_text()))
+    roots = (ROOT, ROOT / "src" / "ullage")
+    assert [name for name in mentioned if not any((root / name).is_file() for root in roots)] == []
+
+
 def test_the_generated_reference_is_current():
     command = [sys.executable, str(ROOT / "tools" / "reference.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
