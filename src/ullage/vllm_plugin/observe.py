@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ullage.accounting.exact import WorkingSet, settle
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.devices import host
 from ullage.devices.base import ProcessReading
-from ullage.vllm_plugin.settings import FRONTEND
+from ullage.vllm_plugin import settings
 
 
 class Observer:
@@ -22,8 +22,7 @@ class Observer:
     """
 
     def __init__(self) -> None:
-        frontend = os.environ.get(FRONTEND, "")
-        self._frontend_pid = int(frontend) if frontend.isdigit() else os.getpid()
+        self._frontend_pid = settings.read(os.environ).frontend_pid or os.getpid()
         self._working_set: WorkingSet | None = None
 
     @contextmanager
@@ -54,8 +53,10 @@ class Observer:
         """What could be taken now.  Cheaper than `take`: no process is looked at."""
         return settle(host.read(), working_set=self._working_set).available_bytes
 
-    def _pids(self) -> list[int]:
-        return list(host.process_tree(self._frontend_pid))
+    def _pids(self) -> Sequence[int]:
+        pids = host.process_tree(self._frontend_pid)
+        # The variable may be inherited from an engine that has ended.
+        return pids if os.getpid() in pids else host.process_tree(os.getpid())
 
-    def _processes(self) -> list[ProcessReading]:
-        return list(host.read_processes(self._pids()))
+    def _processes(self) -> Sequence[ProcessReading]:
+        return host.read_processes(self._pids())

@@ -58,7 +58,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         strict=_switch(environment, "ULLAGE_STRICT"),
         margin_bytes=margin_bytes,
         prompt_logprobs=_switch(environment, "ULLAGE_PROMPT_LOGPROBS"),
-        frontend_pid=int(frontend) if frontend.isdigit() else None,
+        frontend_pid=int(frontend) if frontend.isdecimal() else None,
         unknown=tuple(
             sorted(name for name in environment if name.startswith("ULLAGE_") and name not in KNOWN)
         ),

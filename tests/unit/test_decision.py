@@ -1,0 +1,255 @@
+"""From a snapshot to a number of blocks: nothing is lost on the way, to the byte."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ullage.accounting.exact import WorkingSet
+from ullage.accounting.snapshot import Snapshot, snapshot
+from ullage.budget import default_margin_bytes
+from ullage.devices.base import MemoryParts, ProcessReading, Reading
+from ullage.kv.size import Layout, Segment
+from ullage.units import GIB, KIB, MIB
+from ullage.vllm_plugin.decision import (
+    KV_CACHE,
+    LEFT_OVER,
+    LEFT_OVER_BY_UTILIZATION,
+    Decision,
+    decide,
+)
+
+WORKER = 77
+PAGE = 4 * KIB
+
+
+def make_layout(total: int, stride: int = 48 * KIB, layers: int = 4) -> Layout:
+    """Capacity for all of `total`, as the plugin reserves it."""
+    capacity = total // (stride * layers) + 1
+    return Layout(
+        size_bytes=stride * layers * capacity,
+        capacity_blocks=capacity,
+        segments=tuple(
+            Segment(offset_bytes=layer * stride * capacity, stride_bytes=stride)
+            for layer in range(layers)
+        ),
+        granularity_bytes=PAGE,
+    )
+
+
+def process(pid: int, anon: int | None, shmem: int | None = 0) -> ProcessReading:
+    return ProcessReading(
+        pid=pid,
+        ppid=1,
+        name="VLLM::Worker",
+        start_time_ticks=1,
+        anon_bytes=anon,
+        shmem_bytes=shmem,
+        file_bytes=0,
+        source="smaps_rollup",
+    )
+
+
+def container(total: int, own: int, others: int = 0, files: int = 0, mapped: int = 0) -> Reading:
+    return Reading(
+        source="cgroup2:/",
+        total_bytes=total,
+        used_bytes=own + others + files,
+        parts=MemoryParts(
+            anon_bytes=own + others,
+            shmem_bytes=0,
+            inactive_file_bytes=files,
+            active_file_bytes=0,
+            mapped_file_bytes=mapped,
+            dirty_bytes=0,
+            writeback_bytes=0,
+            kernel_bytes=0,
+        ),
+    )
+
+
+def take(
+    reading: Reading, processes: list[ProcessReading], working_set: WorkingSet | None = None
+) -> Snapshot:
+    return snapshot(
+        readings=[reading], processes=processes, taken_at_s=0.0, working_set=working_set
+    )
+
+
+def decided(
+    taken: Snapshot,
+    *,
+    committed: int = 0,
+    transient: int = 0,
+    margin: int | None = 0,
+    utilization: float | None = None,
+) -> Decision:
+    return decide(
+        snapshot=taken,
+        worker_pid=WORKER,
+        layout=make_layout(taken.total_bytes),
+        committed_bytes=committed,
+        transient_bytes=transient,
+        margin_bytes=margin,
+        utilization=utilization,
+    )
+
+
+def sizes(decision: Decision) -> dict[str, int | None]:
+    return {line.name: line.size_bytes for line in decision.ledger.lines}
+
+
+amounts = st.integers(0, 16 * GIB)
+
+
+@st.composite
+def decisions(draw: st.DrawFn) -> tuple[Snapshot, int, Decision]:
+    """A snapshot, the bytes committed in it, and what was decided."""
+    committed = draw(st.integers(0, GIB))
+    worker = committed + draw(amounts)
+    frontend = draw(amounts)
+    files = draw(amounts)
+    reading = container(
+        draw(st.integers(1, 64 * GIB)),
+        worker + frontend,
+        draw(amounts),
+        files,
+        draw(st.integers(0, files)),
+    )
+    working_set = draw(
+        st.none() | st.builds(WorkingSet, mapped_bytes=amounts, referenced_bytes=amounts)
+    )
+    taken = take(reading, [process(1, frontend), process(WORKER, worker)], working_set)
+    decision = decided(
+        taken,
+        committed=committed,
+        transient=draw(amounts),
+        margin=draw(st.none() | amounts),
+        utilization=draw(st.none() | st.floats(0.05, 1.0)),
+    )
+    return taken, committed, decision
+
+
+@given(decisions())
+def test_lines_and_residual_are_the_total_and_no_line_is_negative(drawn):
+    taken, _, decision = drawn
+    ledger = decision.ledger
+    assert sum(line.size_bytes or 0 for line in ledger.lines) + ledger.residual_bytes == (
+        taken.total_bytes
+    )
+    assert all(line.size_bytes is None or line.size_bytes >= 0 for line in ledger.lines)
+
+
+@given(decisions())
+def test_deciding_moves_bytes_between_lines_and_makes_none(drawn):
+    taken, committed, decision = drawn
+    deducted = sum(line.size_bytes or 0 for line in decision.budget.deductions)
+    missing = decision.kv_bytes + deducted - taken.available_bytes - committed
+    # Where more must be kept free than there is, what is missing is all that the residual gains.
+    assert decision.ledger.residual_bytes == taken.ledger.residual_bytes - max(0, missing)
+
+
+@given(decisions())
+def test_the_blocks_fit_and_one_more_would_not(drawn):
+    taken, _, decision = drawn
+    layout = make_layout(taken.total_bytes)
+    assert decision.blocks >= 0
+    assert decision.kv_bytes == layout.physical_bytes_for(decision.blocks)
+    assert decision.kv_bytes <= decision.budget.kv_bytes
+    if decision.blocks < layout.capacity_blocks:
+        assert layout.physical_bytes_for(decision.blocks + 1) > decision.budget.kv_bytes
+
+
+@given(decisions())
+def test_what_is_left_over_is_named_by_what_bound_and_is_less_than_a_block_if_memory_did(drawn):
+    taken, _, decision = drawn
+    left = sizes(decision)
+    if decision.budget.bound == "utilization":
+        assert LEFT_OVER not in left
+        return
+    assert LEFT_OVER_BY_UTILIZATION not in left
+    layout = make_layout(taken.total_bytes)
+    assume(LEFT_OVER in left and decision.blocks < layout.capacity_blocks)
+    following = layout.physical_bytes_for(decision.blocks + 1) - decision.kv_bytes
+    assert (left[LEFT_OVER] or 0) < following
+
+
+def test_a_start_line_by_line():
+    reading = container(4 * GIB, 1500 * MIB, 100 * MIB, files=400 * MIB, mapped=150 * MIB)
+    taken = take(reading, [process(1, 300 * MIB), process(WORKER, 1200 * MIB)])
+    decision = decided(taken, committed=MIB, transient=200 * MIB, margin=None)
+    available = 4096 - 1600 - 150  # MiB
+    assert taken.available_bytes == available * MIB
+    budget_bytes = (available + 1 - 200 - 96) * MIB
+    assert decision.budget.kv_bytes == budget_bytes
+    assert decision.blocks == budget_bytes // (192 * KIB)
+    assert decision.kv_bytes == decision.blocks * 192 * KIB
+    assert sizes(decision) == {
+        "VLLM::Worker (1)": 300 * MIB,
+        "VLLM::Worker (77)": 1199 * MIB,
+        "other processes": 100 * MIB,
+        "kernel memory": 0,
+        "file pages, mapped and in use": 150 * MIB,
+        "file pages, dirty or written back": 0,
+        "transient peak of the largest step": 200 * MIB,
+        "margin": 96 * MIB,
+        KV_CACHE: decision.kv_bytes,
+        LEFT_OVER: budget_bytes - decision.kv_bytes,
+    }
+    assert decision.ledger.residual_bytes == 0
+
+
+def test_an_explicit_fraction_bounds_the_engine_s_use_of_the_total():
+    taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
+    decision = decided(taken, utilization=0.5)
+    assert decision.budget.bound == "utilization"
+    assert 3 * GIB - MIB < decision.kv_bytes <= 3 * GIB
+    assert sizes(decision)[LEFT_OVER_BY_UTILIZATION] == 7 * GIB - decision.kv_bytes
+
+
+def test_what_is_committed_already_changes_nothing():
+    bare = decided(take(container(8 * GIB, GIB), [process(WORKER, GIB)]))
+    more = GIB + 100 * MIB
+    taken = take(container(8 * GIB, more), [process(WORKER, more)])
+    grown = decided(taken, committed=100 * MIB)
+    assert (grown.blocks, sizes(grown)) == (bare.blocks, sizes(bare))
+    fractional = [
+        decided(taken, committed=100 * MIB, utilization=0.5).blocks,
+        decided(take(container(8 * GIB, GIB), [process(WORKER, GIB)]), utilization=0.5).blocks,
+    ]
+    assert fractional[0] == fractional[1]
+
+
+def test_where_nothing_fits_there_are_no_blocks_and_the_residual_says_what_is_missing():
+    taken = take(container(2 * GIB, GIB), [process(WORKER, GIB)])
+    decision = decided(taken, transient=3 * GIB)
+    assert (decision.blocks, decision.kv_bytes) == (0, 0)
+    assert decision.ledger.residual_bytes == -2 * GIB
+
+
+def test_without_a_margin_of_the_user_s_the_default_is_kept():
+    taken = take(container(64 * GIB, GIB), [process(WORKER, GIB)])
+    assert sizes(decided(taken, margin=None))["margin"] == default_margin_bytes(64 * GIB)
+
+
+def test_a_worker_of_unknown_size_keeps_its_line():
+    taken = take(container(8 * GIB, GIB), [replace(process(WORKER, None), source=None)])
+    decision = decided(taken, committed=MIB)
+    assert sizes(decision)["VLLM::Worker (77)"] is None
+    assert decision.blocks > 0
+
+
+def test_deciding_loads_neither_vllm_nor_torch():
+    code = (
+        "import sys, ullage.vllm_plugin.decision, ullage.vllm_plugin.eligible, "
+        "ullage.vllm_plugin.observe, ullage.vllm_plugin.settings, ullage.vllm_plugin.versions;"
+        "print(sorted({'torch', 'vllm'} & set(sys.modules)))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answer.stdout == "[]\n"

@@ -1,0 +1,69 @@
+"""Every reason to leave a start to stock vLLM, on made-up configurations."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from ullage.vllm_plugin.eligible import reason_against
+from ullage.vllm_plugin.versions import rules_for
+
+RULES = rules_for(Version("0.32.0"))
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    """A start that is handled, but for `changes`, named "part__attribute" or "attribute"."""
+    made = SimpleNamespace(
+        cache_config=SimpleNamespace(kv_cache_memory_bytes=None, num_gpu_blocks_override=None),
+        model_config=SimpleNamespace(runner_type="generate", is_encoder_decoder=False),
+        parallel_config=SimpleNamespace(
+            world_size_across_dp=1, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker"
+        ),
+        kv_transfer_config=None,
+        speculative_config=None,
+        use_v2_model_runner=False,
+    )
+    for name, value in changes.items():
+        part, _, attribute = name.rpartition("__")
+        setattr(getattr(made, part) if part else made, attribute, value)
+    return made
+
+
+def test_a_plain_start_is_handled():
+    assert RULES is not None
+    assert reason_against(config(), RULES) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cache_config__kv_cache_memory_bytes": 1 << 30}, "--kv-cache-memory-bytes"),
+        ({"cache_config__kv_cache_memory_bytes": 0}, "VLLM_CPU_KVCACHE_SPACE"),
+        ({"cache_config__num_gpu_blocks_override": 100}, "--num-gpu-blocks-override"),
+        ({"model_config": None}, "pooling or encoder-only"),
+        ({"model_config__runner_type": "pooling"}, "pooling or encoder-only"),
+        ({"model_config__is_encoder_decoder": True}, "encoder"),
+        ({"parallel_config__world_size_across_dp": 2}, "--tensor-parallel-size"),
+        ({"kv_transfer_config": object()}, "--kv-transfer-config"),
+        ({"speculative_config": object()}, "--speculative-config"),
+        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER"),
+        ({"parallel_config__worker_cls": "my.Worker"}, "my.Worker"),
+    ],
+)
+def test_each_reason_names_what_the_user_set(change, words):
+    assert RULES is not None
+    reason = reason_against(config(**change), RULES)
+    assert reason is not None
+    assert words in reason
+
+
+def test_of_several_reasons_the_first_is_given():
+    assert RULES is not None
+    reason = reason_against(
+        config(cache_config__kv_cache_memory_bytes=1, speculative_config=object()), RULES
+    )
+    assert reason is not None
+    assert "explicit KV cache size" in reason
