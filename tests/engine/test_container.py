@@ -18,6 +18,7 @@ from ullage.compare.container import Container, container
 from ullage.compare.counters import Sampler
 from ullage.compare.server import running
 from ullage.drivers.cgroups import LIMIT_FILE, memory_levels
+from ullage.drivers.memory_group import MemoryGroup
 from ullage.errors import EngineFailed, NotEnforced
 from ullage.units import MIB
 
@@ -105,6 +106,29 @@ def test_what_is_left_inside_is_ended_and_the_group_removed() -> None:
     except NotEnforced as error:
         pytest.skip(str(error))
     assert left.wait(timeout=10) == -signal.SIGKILL
+    assert not group.path.exists()
+
+
+def test_a_process_that_comes_in_during_the_removal_is_ended_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = subprocess.Popen(["sleep", "99"], start_new_session=True)
+    remove = MemoryGroup.remove
+
+    def remove_too_late(group: MemoryGroup) -> None:
+        if late.poll() is None:
+            (group.path / "cgroup.procs").write_text(str(late.pid))
+        remove(group)
+
+    try:
+        with container(LIMIT_BYTES) as made:
+            assert made.group is not None
+            group = made.group
+            monkeypatch.setattr(MemoryGroup, "remove", remove_too_late)
+    except NotEnforced as error:
+        late.kill()
+        pytest.skip(str(error))
+    assert late.wait(timeout=10) == -signal.SIGTERM
     assert not group.path.exists()
 
 

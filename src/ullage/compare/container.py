@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ from ullage.units import gib
 
 EMPTY_WITHIN_S: Final = 5.0
 TERMINATE_WITHIN_S: Final = 3.0
+REMOVED_WITHIN_S: Final = 15.0
+_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,33 +125,35 @@ def _not_enforced(limit_bytes: int, reason: str) -> NotEnforced:
 
 
 def _remove(group: MemoryGroup) -> None:
-    """End what is left in the group, by process id, and remove it."""
+    """Wait for the group to empty, end what is left by process id, and remove it.
+
+    A process can still be on its way in, and an emptied group stays busy for a moment while its
+    last process is torn down: so ending and removing are tried in turns.
+    """
     if not group.path.is_dir():
         return
-    _wait_empty(group, EMPTY_WITHIN_S if group.pids() else 0.0)
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for pid in group.pids():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                end(psutil.Process(pid))
-        _wait_empty(group, TERMINATE_WITHIN_S)
-    _rmdir(group)
+    _wait_empty(group, EMPTY_WITHIN_S)
+    began = time.monotonic()
+    while True:
+        elapsed_s = time.monotonic() - began
+        _signal(group, signal.SIGTERM if elapsed_s < TERMINATE_WITHIN_S else signal.SIGKILL)
+        try:
+            group.remove()
+        except OSError as error:
+            if error.errno != errno.EBUSY or elapsed_s > REMOVED_WITHIN_S:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
 
 
 def _wait_empty(group: MemoryGroup, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while group.pids() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(_POLL_S)
 
 
-def _rmdir(group: MemoryGroup) -> None:
-    """An emptied group can stay busy for a moment: its last process is still being torn down."""
-    deadline = time.monotonic() + EMPTY_WITHIN_S
-    while True:
-        try:
-            group.remove()
-        except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            return
+def _signal(group: MemoryGroup, number: signal.Signals) -> None:
+    for pid in group.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).send_signal(number)
