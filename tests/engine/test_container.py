@@ -112,7 +112,7 @@ def test_what_is_left_inside_is_ended_and_the_group_removed() -> None:
 def test_a_process_that_comes_in_during_the_removal_is_ended_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    late = subprocess.Popen(["sleep", "99"], start_new_session=True)
+    late = subprocess.Popen(python("import time; time.sleep(99)"))
     remove = MemoryGroup.remove
 
     def remove_too_late(group: MemoryGroup) -> None:

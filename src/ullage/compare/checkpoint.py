@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from ullage.errors import DoesNotFit, UnknownModel
-from ullage.units import align_up, gib
+from ullage.units import MIB, align_up, gib
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-# What a CPU engine's processes keep in anonymous memory besides weights and KV cache: three Python
-# processes with torch (0.40 to 0.45 GiB each, measured with vLLM 0.32) and a prefill's peak.
-ENGINE_BYTES: Final = 1_600 * (1 << 20)
+# What a CPU engine's processes take besides weights and KV cache, measured with vLLM 0.32 at 2,048
+# batched tokens: three Python processes with torch at 0.40 to 0.45 GiB of anonymous memory each,
+# second copies of embedding and head, a prefill's peak, and what has to stay free.
+ENGINE_BYTES: Final = 1_850 * MIB
 # Concurrent tokens of the load, as a share of the pool.
 POOL_SHARE: Final = 0.8
 
