@@ -47,6 +47,7 @@ def demo(
     whole table: ullage demo --starts 5 --tune-stock.
     """
     from ullage.cli.progress import bytes_bar
+    from ullage.compare.interrupt import interruptible
     from ullage.compare.machine import preferred_dtype
     from ullage.compare.model import MAX_POSITIONS, cached_model, demo_shape
     from ullage.compare.run import Request
@@ -55,7 +56,7 @@ def demo(
     memory_bytes = limit(memory, unconfined=unconfined)
     dtype = preferred_dtype()
     shape = demo_shape(dtype, small=small)
-    with bytes_bar("Making the demo model", shape.weights_bytes) as progress:
+    with interruptible(), bytes_bar("Making the demo model", shape.weights_bytes) as progress:
         model = cached_model(shape, progress)
     compare_and_print(
         Request(

@@ -23,9 +23,10 @@ def interruptible() -> Iterator[None]:
     before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     try:
         yield
-    finally:
-        _ignore()
+    except KeyboardInterrupt:
         _end_children()
+        raise
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 

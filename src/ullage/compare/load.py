@@ -43,6 +43,8 @@ class Load:
             "--random-output-len", str(self.output_tokens),
             "--ignore-eos",
             "--temperature", "0",
+            # The client sends one request first, and repeats it this long to an engine that died.
+            "--ready-check-timeout-sec", "60",
             "--request-rate", "inf",
             "--seed", "0",
             "--max-concurrency", str(self.concurrency),
