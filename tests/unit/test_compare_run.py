@@ -13,7 +13,7 @@ from ullage.compare import run as run_module
 from ullage.compare.checkpoint import kv_token_bytes, read_checkpoint
 from ullage.compare.container import Container
 from ullage.compare.load import Load, read_result
-from ullage.compare.run import Request, cpu_list, prepare_trial
+from ullage.compare.run import Request, cpu_list, make_output, prepare_trial
 from ullage.compare.server import ServerSettings, check_port, environment, free_port, server_command
 from ullage.compare.starts import STOCK, ULLAGE
 from ullage.errors import DoesNotFit, UllageError, UnknownModel, Usage
@@ -138,6 +138,16 @@ def test_an_unknown_kind_of_model_needs_a_concurrency(request_: Request) -> None
 def test_a_request_longer_than_the_longest_sequence_is_refused(request_: Request) -> None:
     with pytest.raises(Usage, match="2112 tokens is longer than --max-model-len 2048"):
         prepare_trial(dataclasses.replace(request_, input_tokens=2048))
+
+
+def test_logs_go_into_a_new_or_empty_directory_only(tmp_path: Path) -> None:
+    make_output(tmp_path / "new" / "logs")
+    make_output(tmp_path / "new" / "logs")
+    with pytest.raises(Usage, match="is not empty"):
+        make_output(tmp_path / "new")
+    (tmp_path / "file").touch()
+    with pytest.raises(Usage, match="cannot be used for logs"):
+        make_output(tmp_path / "file")
 
 
 def test_a_port_in_use_is_named() -> None:

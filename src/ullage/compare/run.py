@@ -55,7 +55,7 @@ def compare(request: Request, phase: Phase) -> Comparison:
     Raises, before anything is started: UnknownModel, Usage, DoesNotFit, NotEnforced, EngineFailed.
     """
     trial, where = prepare_trial(request)
-    trial.output.mkdir(parents=True, exist_ok=True)
+    make_output(trial.output)
     sides = [STOCK]
     if request.tune_stock:
         total_bytes = trial.limit_bytes or psutil.virtual_memory().total
@@ -68,6 +68,22 @@ def compare(request: Request, phase: Phase) -> Comparison:
         settings=_settings(request, trial),
         sides=_ordered(done, tuned=request.tune_stock),
     )
+
+
+def make_output(directory: Path) -> None:
+    """Make the directory of the logs.  Raises Usage where logs are in it, or it cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        used = any(directory.iterdir())
+    except OSError as error:
+        raise Usage(
+            f"The directory {directory} cannot be used for logs: {error.strerror}. "
+            "Name another one with --output."
+        ) from error
+    if used:
+        raise Usage(
+            f"The directory {directory} is not empty. Name another one for logs with --output."
+        )
 
 
 def prepare_trial(request: Request) -> tuple[Trial, str]:
