@@ -48,7 +48,8 @@ class FilePages:
 class WorkingSet:
     """The mapped file pages of the own processes, as far as they are really used.
 
-    A process keeps mapped what it touched once, such as a library's start-up code.
+    A process keeps mapped what it touched once, such as a library's start-up code: in
+    `mapped_bytes`, with mapped shmem, as the kernel's count of mapped pages has it.
     `referenced_bytes` is what it touched while it did its usual work; it must stay in memory
     wherever the kernel charged it, because once evicted it is charged to whoever reads it next.
     """

@@ -117,21 +117,24 @@ def _clear_refs(pid: Pid, what: str) -> bool:
 def referenced_file_bytes(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> int | None:
     """Mapped file pages that the process touched since `forget_file_references`.
 
-    Private copies of file pages and shared memory are not file pages.  None where unreadable.
+    Private copies of file pages and shared memory are not file pages.  Which of a mapping's touched
+    pages are copies is not said: as many as can be count as file pages.  None where unreadable.
     """
     text = sysfs.read_optional(f"/proc/{pid}/smaps", root=root)
     if text is None:
         return None
-    total = referenced = 0
+    total = present = referenced = 0
     is_file = False
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if " " in key:  # "7f3a...-7f3b... r-xp 00000000 fe:00 1234   /usr/lib/libc.so.6"
             is_file = _maps_file(line)
+        elif is_file and key == "Rss":
+            present = int(value.split()[0]) * 1024
         elif is_file and key == "Referenced":
             referenced = int(value.split()[0]) * 1024
-        elif is_file and key == "Anonymous":  # follows Referenced
-            total += max(0, referenced - int(value.split()[0]) * 1024)
+        elif is_file and key == "Anonymous":  # follows both
+            total += min(referenced, present - int(value.split()[0]) * 1024)
     return total
 
 

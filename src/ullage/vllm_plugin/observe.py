@@ -34,7 +34,11 @@ class Observer:
         host.forget_file_references(self._pids())
         yield
         referenced_bytes = host.referenced_file_bytes(self._pids())
-        mapped = [process.file_bytes for process in self._processes()]
+        mapped = [
+            size
+            for process in self._processes()
+            for size in (process.file_bytes, process.shmem_bytes)
+        ]
         if referenced_bytes is not None and None not in mapped:
             self._working_set = WorkingSet(
                 mapped_bytes=sum(size or 0 for size in mapped), referenced_bytes=referenced_bytes

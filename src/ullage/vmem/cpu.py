@@ -21,16 +21,21 @@ from ullage.vmem.base import Capabilities
 _STEP_BYTES: Final = 64 * MIB
 
 
-class CpuMemory:
-    """The process's own address space."""
+def kernel_capabilities() -> Capabilities:
+    """What this machine's kernel can do."""
+    return Capabilities(
+        granularity_bytes=mmap.PAGESIZE,
+        huge_page_bytes=thp.advised_page_bytes(),
+        step_bytes=_STEP_BYTES,
+        overcommit_kills=True,
+    )
 
-    def __init__(self) -> None:
-        self._capabilities = Capabilities(
-            granularity_bytes=mmap.PAGESIZE,
-            huge_page_bytes=thp.advised_page_bytes(),
-            step_bytes=_STEP_BYTES,
-            overcommit_kills=True,
-        )
+
+class CpuMemory:
+    """The process's own address space.  `capabilities` None: all that the kernel can do."""
+
+    def __init__(self, capabilities: Capabilities | None = None) -> None:
+        self._capabilities = capabilities or kernel_capabilities()
 
     @property
     def capabilities(self) -> Capabilities:
