@@ -22,8 +22,6 @@ def activate() -> None:
     """Let the platform's configuration step choose our worker where a start can be handled."""
     switches = settings.read(os.environ)
     os.environ.setdefault(settings.FRONTEND, str(os.getpid()))
-    if switches.unknown and _is_frontend():
-        logger.warning("ullage does not know %s.", ", ".join(switches.unknown))
     engine = versions.installed()
     rules = versions.rules_for(engine)
     if rules is None:
@@ -63,10 +61,18 @@ def _wrap_configuration(platform: Any, rules: versions.EngineRules) -> None:
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         stock(cls, vllm_config)
+        _name_unknown_switches()
         choose_worker(vllm_config, rules)
 
     setattr(check_and_update_config, _MARK, True)
     platform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def _name_unknown_switches() -> None:
+    """Here, and not in `activate`: vLLM's log is set up only when its configuration is made."""
+    unknown = settings.read(os.environ).unknown
+    if unknown and _is_frontend():
+        logger.warning_once("ullage does not know %s.", ", ".join(unknown))
 
 
 def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:

@@ -1,0 +1,63 @@
+"""Programs with vLLM in them, run with a clean environment, and a model small enough to be quick."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ullage.compare.model import Shape, cached_model
+
+HERE = Path(__file__).parent
+OUR_WORKER = "ullage.vllm_plugin.cpu_worker.UllageCPUWorker"
+STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+TINY = Shape(
+    dtype="float32",
+    layers=2,
+    hidden=256,
+    intermediate=512,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    vocabulary=1024,
+)
+
+
+@functools.cache
+def tiny_model() -> Path:
+    return cached_model(TINY, lambda _written_bytes: None)
+
+
+def environment(**added: str) -> dict[str, str]:
+    """This process's environment without its own switches, all cores bound, and nothing online."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("ULLAGE")}
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        **clean,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
+        **added,
+    }
+
+
+@functools.cache
+def run(program: str, *arguments: str, python: str = sys.executable, **added: str) -> Any:
+    """What `program` of this folder wrote as its result, with its output as "log".  Cached."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result.json"
+        process = subprocess.run(
+            [python, str(HERE / program), str(tiny_model()), str(result), *arguments],
+            env=environment(**added),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert process.returncode == 0, process.stdout[-4000:]
+        return {**json.loads(result.read_text()), "log": process.stdout}

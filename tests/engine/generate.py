@@ -1,0 +1,65 @@
+"""Greedy outputs of one engine, as JSON in a file.  A program, so that each engine has a process of
+its own; vLLM's processes write their logs to both of its streams."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+PROMPTS = 6
+PROMPT_TOKENS = 90  # within one block of 128 tokens, and across its edge while decoding
+OUTPUT_TOKENS = 48
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--prefix-caching", action="store_true")
+    parser.add_argument("--utilization", type=float, default=0.2)
+    options = parser.parse_args()
+    options.result.write_text(json.dumps(generate(options)))
+
+
+def generate(options: argparse.Namespace) -> dict[str, object]:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        options.model,
+        gpu_memory_utilization=options.utilization,
+        max_model_len=1024,
+        max_num_batched_tokens=1024,
+        max_num_seqs=8,
+        enforce_eager=not options.compiled,
+        enable_prefix_caching=options.prefix_caching,
+    )
+    config = llm.llm_engine.vllm_config
+    sampling = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    outputs = []
+    for number in range(PROMPTS):
+        llm.reset_prefix_cache()
+        prompt = [(number * 7919 + position * 31) % 1000 for position in range(PROMPT_TOKENS)]
+        (output,) = llm.generate({"prompt_token_ids": prompt}, sampling)
+        outputs.append(list(output.outputs[0].token_ids))
+    return {
+        "outputs": outputs,
+        "worker": config.parallel_config.worker_cls,
+        "blocks": config.cache_config.num_gpu_blocks,
+        "refusal": _refusal(llm, SamplingParams),
+    }
+
+
+def _refusal(llm: object, sampling: type) -> str | None:
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        llm.generate("hello", sampling(max_tokens=1, prompt_logprobs=1))  # type: ignore[attr-defined]
+    except VLLMValidationError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    main()
