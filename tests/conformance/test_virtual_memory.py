@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from ullage.drivers import libc, procfs
 from ullage.errors import MemoryRefused, NotEnforced
 from ullage.units import GIB, MIB, TIB, align_down, align_up
 from ullage.vmem.base import VirtualMemory
-from ullage.vmem.cpu import CpuMemory
+from ullage.vmem.cpu import CpuMemory, kernel_capabilities
 from ullage.vmem.extents import Extent
 from ullage.vmem.region import Region
 
@@ -248,6 +248,24 @@ def test_huge_pages_stand_behind_a_large_range_and_none_beyond_its_end(cpu):
         assert counted(start, SIZE, "Rss") == inner - start + huge + 4096
 
 
+def test_memory_is_taken_away_also_where_the_wish_for_huge_pages_is_refused(monkeypatch):
+    advise = libc.advise
+
+    def refuse_the_wish(address: int, size_bytes: int, advice: int) -> None:
+        if advice == libc.MADV_HUGEPAGE:
+            raise MemoryRefused("refused on purpose")
+        advise(address, size_bytes, advice)
+
+    monkeypatch.setattr(libc, "advise", refuse_the_wish)
+    memory = CpuMemory(replace(kernel_capabilities(), huge_page_bytes=2 * MIB))
+    region = Region(memory, SIZE)
+    with ExitStack() as undo:
+        undo.callback(region.close)
+        region.commit([Extent(start=0, stop=4 * MIB)])
+        region.decommit([Extent(start=MIB, stop=4 * MIB)])
+        assert counted(region.address, SIZE, "Rss") == region.physical_bytes == MIB
+
+
 def plain_huge_bytes(huge: int) -> int:
     """What the kernel gives to the plainest request for huge pages."""
     size = 8 * huge
@@ -316,7 +334,7 @@ import itertools, os, sys
 from ullage.accounting.exact import settle
 from ullage.devices import host
 from ullage.errors import OverAvailable
-from ullage.vmem.cpu import CpuMemory
+from ullage.vmem.cpu import CpuMemory, kernel_capabilities
 from ullage.vmem.extents import Extent
 from ullage.vmem.region import Region
 

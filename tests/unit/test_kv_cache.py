@@ -138,7 +138,7 @@ class GrowsAndShrinks(RuleBasedStateMachine):
 
 
 TestGrowsAndShrinks = GrowsAndShrinks.TestCase
-TestGrowsAndShrinks.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestGrowsAndShrinks.settings = settings(max_examples=60, stateful_step_count=20)
 
 
 def test_a_new_cache_has_memory_for_the_null_block_alone():

@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import mmap
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from ullage.drivers import libc, thp
+from ullage.errors import MemoryRefused
 from ullage.units import MIB
 from ullage.vmem.base import Capabilities
 
@@ -43,11 +44,7 @@ class CpuMemory:
 
     def reserve(self, size_bytes: int) -> int:
         address = libc.map_inaccessible(size_bytes)
-        with ExitStack() as undo:
-            undo.callback(libc.unmap, address, size_bytes)
-            if self._capabilities.huge_page_bytes is not None:
-                libc.advise(address, size_bytes, libc.MADV_HUGEPAGE)
-            undo.pop_all()
+        self._prefer_huge_pages(address, size_bytes)
         return address
 
     def commit(self, address: int, size_bytes: int) -> None:
@@ -59,11 +56,16 @@ class CpuMemory:
 
     def decommit(self, address: int, size_bytes: int) -> None:
         libc.remap_inaccessible(address, size_bytes)
-        if self._capabilities.huge_page_bytes is not None:
-            libc.advise(address, size_bytes, libc.MADV_HUGEPAGE)
+        self._prefer_huge_pages(address, size_bytes)
 
     def zero(self, address: int, size_bytes: int) -> None:
         libc.zero(address, size_bytes)
 
     def release(self, address: int, size_bytes: int) -> None:
         libc.unmap(address, size_bytes)
+
+    def _prefer_huge_pages(self, address: int, size_bytes: int) -> None:
+        """A wish: where it is refused, small pages serve as well."""
+        if self._capabilities.huge_page_bytes is not None:
+            with suppress(MemoryRefused):
+                libc.advise(address, size_bytes, libc.MADV_HUGEPAGE)
