@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -67,6 +68,7 @@ class UllageCPUWorker(CPUWorker):
         self._capacity: Any = None
         self._rules = _rules()
         self._observer = Observer()
+        self._started_s = time.time()
         self._settings = settings.read(os.environ)
         with _start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
@@ -91,6 +93,7 @@ class UllageCPUWorker(CPUWorker):
             super().initialize_from_config(kv_cache_config)
             return
         self._adopt(kv_cache_config)
+        logger.info("ullage commits %d blocks.", kv_cache_config.num_blocks)
         self._cache.commit(kv_cache_config.num_blocks)
         placement.bind_committed(
             self.model_runner,
@@ -130,6 +133,7 @@ class UllageCPUWorker(CPUWorker):
             max_model_len=self.model_config.max_model_len,
             prompt_logprobs=self._settings.prompt_logprobs,
         )
+        warm_up.write_out_compiled(self._started_s)
         with self._observer.usual_work():
             warm_up.usual_work(self.model_runner, max_model_len=self.model_config.max_model_len)
         logger.info("ullage warm-up: %s.", warmed.text())

@@ -9,13 +9,16 @@ longest context, and the sampler with penalties and log probabilities.  Every bl
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from ullage.drivers import malloc, procfs
 from ullage.errors import Unreadable
@@ -171,3 +174,24 @@ def settle_heap() -> None:
     """Before measuring: what loading freed must not count as used."""
     gc.collect()
     malloc.release_free_memory()
+
+
+def write_out_compiled(since_s: float) -> int:
+    """Have the disk take what the compiler wrote since `since_s` (Unix time).  Returns the files.
+
+    Inductor precompiles a header of over 100 MB.  Its pages are dirty for half a minute
+    (vm.dirty_expire_centisecs), and dirty pages are not available.
+    """
+    directory = Path(cache_dir())
+    fresh = [
+        path
+        for path in (directory.rglob("*") if directory.is_dir() else ())
+        if path.is_file() and path.stat().st_mtime >= since_s
+    ]
+    for path in fresh:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return len(fresh)
