@@ -1,7 +1,8 @@
 """What the KV cache may take: what is available, each deduction by name.
 
 Pure.  Two bounds, and the smaller one binds:
-- what is available, less what must stay free: the transient peak of the largest step, and a margin;
+- what is available, less what must stay free: the transient peak of the largest step, what the
+  engine's other processes still take before the first request, and a margin;
 - where the user gave a fraction, that fraction of the total, less everything else that the engine
   takes exactly.  No margin is taken off this one: it already leaves memory free.
 """
@@ -18,7 +19,7 @@ from ullage.units import MIB
 
 Bound = Literal["available", "utilization"]
 
-MARGIN_FLOOR_BYTES: Final = 96 * MIB
+MARGIN_FLOOR_BYTES: Final = 64 * MIB
 MARGIN_FRACTION: Final = Fraction(1, 64)
 
 
@@ -27,12 +28,14 @@ class Engine:
     """What was measured of an engine after its warm-up.
 
     `used_bytes` is everything its processes keep without the KV cache; `kv_bytes` the cache's
-    memory at that moment, part of what the snapshot counts as used.
+    memory at that moment, part of what the snapshot counts as used.  `later_bytes` is what its
+    processes are known to take once the KV cache has its size.
     """
 
     used_bytes: int
     kv_bytes: int
     transient_bytes: int
+    later_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +71,19 @@ def budget(
             provenance="measured",
             source="VmHWM over the warm-up",
         ),
+        Line(
+            name="still to come in the engine's processes",
+            size_bytes=engine.later_bytes,
+            provenance="estimated",
+            source="earlier starts of this engine version",
+        ),
         Line(name="margin", size_bytes=margin_bytes, provenance="estimated", source="budget"),
     )
-    by_available = available_bytes + engine.kv_bytes - engine.transient_bytes - margin_bytes
+    kept_bytes = engine.transient_bytes + engine.later_bytes
+    by_available = available_bytes + engine.kv_bytes - kept_bytes - margin_bytes
     if utilization is None:
         return Budget(kv_bytes=max(0, by_available), bound="available", deductions=deductions)
-    by_utilization = (
-        ceil(total_bytes * Fraction(utilization)) - engine.used_bytes - engine.transient_bytes
-    )
+    by_utilization = ceil(total_bytes * Fraction(utilization)) - engine.used_bytes - kept_bytes
     bound: Bound = "available" if by_available <= by_utilization else "utilization"
     return Budget(
         kv_bytes=max(0, min(by_available, by_utilization)), bound=bound, deductions=deductions

@@ -1,4 +1,4 @@
-"""Programs with vLLM in them, run with a clean environment, and a model small enough to be quick."""
+"""Programs with vLLM in them, run with a clean environment, and a model that is quick."""
 
 from __future__ import annotations
 

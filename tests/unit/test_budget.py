@@ -13,7 +13,9 @@ from ullage.units import GIB, MIB
 
 amounts = st.integers(0, 1 << 40)
 fractions = st.floats(0.01, 1.0)
-engines = st.builds(Engine, used_bytes=amounts, kv_bytes=amounts, transient_bytes=amounts)
+engines = st.builds(
+    Engine, used_bytes=amounts, kv_bytes=amounts, transient_bytes=amounts, later_bytes=amounts
+)
 
 
 def of(
@@ -23,23 +25,25 @@ def of(
     used: int = 0,
     kv: int = 0,
     transient: int = 0,
+    later: int = 0,
     margin: int = 0,
     utilization: float | None = None,
 ) -> Budget:
     return budget(
         total_bytes=total,
         available_bytes=available,
-        engine=Engine(used_bytes=used, kv_bytes=kv, transient_bytes=transient),
+        engine=Engine(used_bytes=used, kv_bytes=kv, transient_bytes=transient, later_bytes=later),
         margin_bytes=margin,
         utilization=utilization,
     )
 
 
 def test_transient_peak_and_margin_come_off_what_is_available_by_name():
-    result = of(10 * GIB, transient=2 * GIB, margin=GIB)
-    assert (result.kv_bytes, result.bound) == (7 * GIB, "available")
+    result = of(10 * GIB, transient=2 * GIB, later=GIB // 2, margin=GIB)
+    assert (result.kv_bytes, result.bound) == (13 * GIB // 2, "available")
     assert [(line.name, line.size_bytes) for line in result.deductions] == [
         ("transient peak of the largest step", 2 * GIB),
+        ("still to come in the engine's processes", GIB // 2),
         ("margin", GIB),
     ]
 
@@ -63,8 +67,8 @@ def test_a_fraction_above_what_is_available_does_not_bind():
     assert (result.kv_bytes, result.bound) == (9 * GIB, "available")
 
 
-def test_the_default_margin_is_a_64th_and_at_least_96_mib():
-    assert default_margin_bytes(4 * GIB) == 96 * MIB
+def test_the_default_margin_is_a_64th_and_at_least_64_mib():
+    assert default_margin_bytes(4 * GIB) == 64 * MIB
     assert default_margin_bytes(64 * GIB) == GIB
     assert default_margin_bytes(64 * GIB + 1) == GIB + 1
 
@@ -78,11 +82,12 @@ def test_the_smaller_bound_binds_and_is_never_negative(total, available, engine,
         margin_bytes=margin,
         utilization=fraction,
     )
-    bounds = {"available": available + engine.kv_bytes - engine.transient_bytes - margin}
+    kept = engine.transient_bytes + engine.later_bytes
+    bounds = {"available": available + engine.kv_bytes - kept - margin}
     if fraction is not None:
         # Exactly the fraction that the float stands for: no rounding before the last step.
         allowed = ceil(total * Fraction(fraction))
-        bounds["utilization"] = allowed - engine.used_bytes - engine.transient_bytes
+        bounds["utilization"] = allowed - engine.used_bytes - kept
     assert result.kv_bytes == max(0, min(bounds.values()))
     assert bounds[result.bound] == min(bounds.values())
 

@@ -85,6 +85,7 @@ def decided(
     *,
     committed: int = 0,
     transient: int = 0,
+    later: int = 0,
     margin: int | None = 0,
     utilization: float | None = None,
 ) -> Decision:
@@ -94,6 +95,7 @@ def decided(
         layout=make_layout(taken.total_bytes),
         committed_bytes=committed,
         transient_bytes=transient,
+        later_bytes=later,
         margin_bytes=margin,
         utilization=utilization,
     )
@@ -128,6 +130,7 @@ def decisions(draw: st.DrawFn) -> tuple[Snapshot, int, Decision]:
         taken,
         committed=committed,
         transient=draw(amounts),
+        later=draw(amounts),
         margin=draw(st.none() | amounts),
         utilization=draw(st.none() | st.floats(0.05, 1.0)),
     )
@@ -181,10 +184,10 @@ def test_what_is_left_over_is_named_by_what_bound_and_is_less_than_a_block_if_me
 def test_a_start_line_by_line():
     reading = container(4 * GIB, 1500 * MIB, 100 * MIB, files=400 * MIB, mapped=150 * MIB)
     taken = take(reading, [process(1, 300 * MIB), process(WORKER, 1200 * MIB)])
-    decision = decided(taken, committed=MIB, transient=200 * MIB, margin=None)
+    decision = decided(taken, committed=MIB, transient=200 * MIB, later=48 * MIB, margin=None)
     available = 4096 - 1600 - 150  # MiB
     assert taken.available_bytes == available * MIB
-    budget_bytes = (available + 1 - 200 - 96) * MIB
+    budget_bytes = (available + 1 - 200 - 48 - 64) * MIB
     assert decision.budget.kv_bytes == budget_bytes
     assert decision.blocks == budget_bytes // (192 * KIB)
     assert decision.kv_bytes == decision.blocks * 192 * KIB
@@ -196,7 +199,8 @@ def test_a_start_line_by_line():
         "file pages, mapped and in use": 150 * MIB,
         "file pages, dirty or written back": 0,
         "transient peak of the largest step": 200 * MIB,
-        "margin": 96 * MIB,
+        "still to come in the engine's processes": 48 * MIB,
+        "margin": 64 * MIB,
         KV_CACHE: decision.kv_bytes,
         LEFT_OVER: budget_bytes - decision.kv_bytes,
     }

@@ -19,7 +19,7 @@ from vllm.config.cache import CacheConfig
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from ullage.errors import MemoryRefused, Unsupported
+from ullage.errors import MemoryRefused, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
 from ullage.units import gib
@@ -77,7 +77,7 @@ class UllageCPUWorker(CPUWorker):
         """Bytes that make the engine plan exactly the blocks that fit."""
         try:
             cache = self._reserve()
-        except (MemoryRefused, Unsupported) as error:
+        except (MemoryRefused, Unsupported, Unreadable) as error:
             if self._settings.strict:
                 raise
             logger.warning("ullage leaves this start to stock vLLM: %s", error)
@@ -94,7 +94,11 @@ class UllageCPUWorker(CPUWorker):
             return
         self._adopt(kv_cache_config)
         logger.info("ullage commits %d blocks.", kv_cache_config.num_blocks)
-        self._cache.commit(kv_cache_config.num_blocks)
+        if self._cache.commit(kv_cache_config.num_blocks) != kv_cache_config.num_blocks:
+            raise Unsupported(
+                f"The engine plans {kv_cache_config.num_blocks} blocks, and there are addresses "
+                f"for {self._cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
+            )
         placement.bind_committed(
             self.model_runner,
             self._capacity,
@@ -127,7 +131,6 @@ class UllageCPUWorker(CPUWorker):
     def _measure(self, cache: KVCache) -> Decision:
         # Nothing may address blocks that have no memory yet.
         self.model_runner.kv_cache_config.num_blocks = cache.committed_blocks
-        warm_up.settle_heap()
         warmed = warm_up.run(
             self.model_runner,
             max_model_len=self.model_config.max_model_len,
@@ -143,6 +146,7 @@ class UllageCPUWorker(CPUWorker):
             layout=cache.layout,
             committed_bytes=cache.physical_bytes,
             transient_bytes=warmed.transient_bytes,
+            later_bytes=self._rules.later_bytes,
             margin_bytes=self._settings.margin_bytes,
             utilization=self._explicit_utilization(),
         )

@@ -32,6 +32,7 @@ def decide(
     layout: Layout,
     committed_bytes: int,
     transient_bytes: int,
+    later_bytes: int,
     margin_bytes: int | None,
     utilization: float | None,
 ) -> Decision:
@@ -43,6 +44,7 @@ def decide(
             used_bytes=_own_bytes(snapshot) - committed_bytes,
             kv_bytes=committed_bytes,
             transient_bytes=transient_bytes,
+            later_bytes=later_bytes,
         ),
         margin_bytes=(
             default_margin_bytes(snapshot.total_bytes) if margin_bytes is None else margin_bytes

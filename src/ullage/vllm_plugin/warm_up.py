@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from ullage.drivers import malloc, procfs
 from ullage.errors import Unreadable
@@ -58,9 +58,12 @@ class WarmUp:
 def run(runner: Any, *, max_model_len: int, prompt_logprobs: bool) -> WarmUp:
     """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
 
-    VmHWM is the kernel's own peak: no sampling, so no peak between two samples is missed.
-    Raises Unreadable where /proc/self cannot be read or reset.
+    First a small one of each kind, unmeasured: it loads and compiles what stays, and a peak that
+    came before that would lie hidden below it.  VmHWM is the kernel's own peak: no sampling, so
+    none between two samples is missed.  Raises Unreadable where /proc/self cannot be read or reset.
     """
+    usual_work(runner, max_model_len=max_model_len)
+    _settle_heap()
     steps: list[tuple[str, Callable[[], None]]] = [
         ("largest prefill", lambda: _prefill(runner, max_model_len, prompt_logprobs)),
         ("longest decode", lambda: _decode(runner, max_model_len)),
@@ -170,7 +173,7 @@ def usual_work(runner: Any, *, max_model_len: int) -> None:
         _decode(runner, max_model_len)
 
 
-def settle_heap() -> None:
+def _settle_heap() -> None:
     """Before measuring: what loading freed must not count as used."""
     gc.collect()
     malloc.release_free_memory()
@@ -182,12 +185,9 @@ def write_out_compiled(since_s: float) -> int:
     Inductor precompiles a header of over 100 MB.  Its pages are dirty for half a minute
     (vm.dirty_expire_centisecs), and dirty pages are not available.
     """
-    directory = Path(cache_dir())
-    fresh = [
-        path
-        for path in (directory.rglob("*") if directory.is_dir() else ())
-        if path.is_file() and path.stat().st_mtime >= since_s
-    ]
+    # Inductor keeps precompiled headers in its default place, wherever its cache is.
+    written = (path for place in {cache_dir(), default_cache_dir()} for path in _files(place))
+    fresh = [path for path in written if path.stat().st_mtime >= since_s]
     for path in fresh:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -195,3 +195,7 @@ def write_out_compiled(since_s: float) -> int:
         finally:
             os.close(descriptor)
     return len(fresh)
+
+
+def _files(directory: str) -> Iterator[Path]:
+    return (path for path in Path(directory).rglob("*") if path.is_file())
