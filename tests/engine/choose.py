@@ -27,9 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
             "prompt_lookup_max": 2,
         }
     },
-    "connector": {
-        "kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-    },
+    "connector": {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
 }
 
 
