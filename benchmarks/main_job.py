@@ -35,7 +35,7 @@ from ullage.units import GIB
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 # At 8 GiB and more a load that fills the pool takes an hour on 2 cores; the size of the pool does
 # not depend on the load.
-FEW_REQUESTS: Final = 48
+FEW_REQUESTS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,8 @@ class Scenario:
 SCENARIOS: Final = {
     "4GiB-cold": Scenario(memory_bytes=4 * GIB, files="cold", starts=5, tune_stock=True),
     "4GiB-warm": Scenario(memory_bytes=4 * GIB, files="warm", starts=5, tune_stock=True),
-    "3GiB-cold": Scenario(memory_bytes=3 * GIB, files="cold", starts=3, tune_stock=False),
-    "3GiB-warm": Scenario(memory_bytes=3 * GIB, files="warm", starts=3, tune_stock=False),
+    "3GiB-cold": Scenario(memory_bytes=3 * GIB, files="cold", starts=2, tune_stock=False),
+    "3GiB-warm": Scenario(memory_bytes=3 * GIB, files="warm", starts=2, tune_stock=False),
     "8GiB-cold": Scenario(
         memory_bytes=8 * GIB, files="cold", starts=1, tune_stock=True, concurrency=FEW_REQUESTS
     ),
