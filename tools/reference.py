@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from ullage import cli, errors
+from ullage.budget import MARGIN_FLOOR_BYTES
 from ullage.report.devices import DevicesReport
 from ullage.report.json import json_schema
+from ullage.units import MIB
 from ullage.vllm_plugin import settings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -33,7 +35,7 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
         "one line, and stock behaviour stays.",
     ),
     "ULLAGE_MARGIN": (
-        "a 64th of the limit, 96 MiB at least",
+        f"a 64th of the limit, {MARGIN_FLOOR_BYTES // MIB} MiB at least",
         "Memory kept free after everything else, such as `256MiB`. For what grows after the start.",
     ),
     "ULLAGE_PROMPT_LOGPROBS": (

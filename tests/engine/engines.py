@@ -59,5 +59,5 @@ def run(program: str, *arguments: str, python: str = sys.executable, **added: st
             text=True,
             check=False,
         )
-        assert process.returncode == 0, process.stdout[-4000:]
+        assert process.returncode == 0, process.stdout[-40_000:]
         return {**json.loads(result.read_text()), "log": process.stdout}

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 from pathlib import Path
+
+import psutil
 
 PROMPTS = 6
 PROMPT_TOKENS = 90  # within one block of 128 tokens, and across its edge while decoding
@@ -18,8 +21,13 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--prefix-caching", action="store_true")
-    parser.add_argument("--utilization", type=float, default=0.2)
+    parser.add_argument("--utilization", type=float, default=0.15)
+    parser.add_argument("--few-addresses", action="store_true", help="less than the memory")
     options = parser.parse_args()
+    if options.few_addresses:
+        # Inherited by the engine's processes: room for all they map, not for a whole reservation.
+        most = psutil.virtual_memory().total - (1 << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     options.result.write_text(json.dumps(generate(options)))
 
 

@@ -1,0 +1,85 @@
+"""Are greedy outputs with ullage those of stock vLLM, token for token?
+
+Eager and compiled, prefix caching off and on, each side in a process of its own, requests one at a
+time on cold prefix caches.  Compiled with a model of two layers, because compiling is what takes
+the time; eager also with the demo model.  Writes `results/outputs.json`; ends with 1 where an
+output differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from ullage.compare import machine
+from ullage.compare.model import cached_model, demo_shape
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "engine"))
+
+from engines import environment, tiny_model  # noqa: E402 - after the path it is found on
+
+MODES: Final = {"eager": (), "compiled": ("--compiled",)}
+CACHING: Final = {"off": (), "on": ("--prefix-caching",)}
+SIDES: Final = {"stock": {}, "ullage": {"ULLAGE": "1", "ULLAGE_STRICT": "1"}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args()
+    demo = cached_model(demo_shape(machine.preferred_dtype(), small=False), lambda _bytes: None)
+    cases = [
+        case("two layers", tiny_model(), mode, caching) for mode in MODES for caching in CACHING
+    ]
+    cases += [case("demo model", demo, "eager", caching) for caching in CACHING]
+    head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    result = {
+        "schema": "ullage.bench.outputs/1",
+        "commit": subprocess.check_output(head, text=True).strip(),
+        "command": "python benchmarks/outputs.py",
+        "versions": machine.versions(),
+        "cases": cases,
+    }
+    (options.output / "outputs.json").write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(0 if all(one["equal"] for one in cases) else 1)
+
+
+def case(name: str, model: Path, mode: str, caching: str) -> dict[str, Any]:
+    arguments = (*MODES[mode], *CACHING[caching])
+    outputs = {side: generate(model, arguments, added) for side, added in SIDES.items()}
+    answer = {
+        "model": name,
+        "mode": mode,
+        "prefix_caching": caching,
+        "requests": len(outputs["stock"]),
+        "output_tokens": sum(len(tokens) for tokens in outputs["stock"]),
+        "equal": outputs["stock"] == outputs["ullage"],
+    }
+    print(answer, file=sys.stderr, flush=True)
+    return answer
+
+
+def generate(model: Path, arguments: tuple[str, ...], added: dict[str, str]) -> list[list[int]]:
+    program = ROOT / "tests" / "engine" / "generate.py"
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result.json"
+        command = [sys.executable, str(program), str(model), str(result), *arguments]
+        log = Path(scratch) / "log"
+        with log.open("w") as lines:
+            done = subprocess.run(
+                command, env=environment(**added), stdout=lines, stderr=lines, check=False
+            )
+        if done.returncode:
+            sys.exit(log.read_text()[-4000:])
+        outputs: list[list[int]] = json.loads(result.read_text())["outputs"]
+        return outputs
+
+
+if __name__ == "__main__":
+    main()
