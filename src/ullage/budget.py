@@ -40,11 +40,18 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """`kv_bytes` may be committed in all; `deductions` are what was kept free for what."""
+    """`kv_bytes` may be committed in all; `deductions` are what was kept free for what.
 
-    kv_bytes: int
+    `unclamped_bytes` is below 0 by what is missing where not even the deductions fit.
+    """
+
+    unclamped_bytes: int
     bound: Bound
     deductions: tuple[Line, ...]
+
+    @property
+    def kv_bytes(self) -> int:
+        return max(0, self.unclamped_bytes)
 
 
 def default_margin_bytes(total_bytes: int) -> int:
@@ -87,9 +94,9 @@ def budget(
     kept_bytes = engine.transient_bytes + engine.later_bytes
     by_available = available_bytes + engine.kv_bytes - kept_bytes - margin_bytes
     if utilization is None:
-        return Budget(kv_bytes=max(0, by_available), bound="available", deductions=deductions)
+        return Budget(unclamped_bytes=by_available, bound="available", deductions=deductions)
     by_utilization = ceil(total_bytes * Fraction(utilization)) - engine.used_bytes - kept_bytes
     bound: Bound = "available" if by_available <= by_utilization else "utilization"
     return Budget(
-        kv_bytes=max(0, min(by_available, by_utilization)), bound=bound, deductions=deductions
+        unclamped_bytes=min(by_available, by_utilization), bound=bound, deductions=deductions
     )

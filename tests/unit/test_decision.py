@@ -21,6 +21,7 @@ from ullage.vllm_plugin.decision import (
     LEFT_OVER_BY_UTILIZATION,
     Decision,
     decide,
+    why_nothing_fits,
 )
 
 WORKER = 77
@@ -257,3 +258,26 @@ def test_deciding_loads_neither_vllm_nor_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert answer.stdout == "[]\n"
+
+
+def test_an_own_process_that_cannot_be_read_never_loosens_the_fraction():
+    """The whole group's memory stands in for it, which is not less."""
+    reading = container(8 * GIB, 3 * GIB)
+    known = decided(take(reading, [process(1, GIB), process(WORKER, 2 * GIB)]), utilization=0.5)
+    unknown = decided(take(reading, [process(1, None), process(WORKER, 2 * GIB)]), utilization=0.5)
+    assert unknown.blocks == known.blocks
+
+
+def test_what_is_missing_for_the_least_cache_is_said_with_a_size_that_would_do():
+    taken = take(container(2 * GIB, GIB), [process(WORKER, GIB)])
+    decision = decided(taken, transient=3 * GIB)
+    text = why_nothing_fits(decision, GIB)
+    assert "4.00 GiB are missing for the least one of 2.00 GiB" in text
+    assert text.endswith("Raise the memory limit by 4.00 GiB or more.")
+    roomier = take(container(6 * GIB, GIB), [process(WORKER, GIB)])
+    assert decided(roomier, transient=3 * GIB).budget.kv_bytes == 2 * GIB
+
+
+def test_where_the_fraction_binds_the_way_out_is_the_fraction():
+    decision = decided(take(container(8 * GIB, GIB), [process(WORKER, GIB)]), utilization=0.1)
+    assert "Raise --gpu-memory-utilization by" in why_nothing_fits(decision, GIB)

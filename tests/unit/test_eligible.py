@@ -18,7 +18,9 @@ def config(**changes: Any) -> SimpleNamespace:
     """A start that is handled, but for `changes`, named "part__attribute" or "attribute"."""
     made = SimpleNamespace(
         cache_config=SimpleNamespace(kv_cache_memory_bytes=None, num_gpu_blocks_override=None),
-        model_config=SimpleNamespace(runner_type="generate", is_encoder_decoder=False),
+        model_config=SimpleNamespace(
+            runner_type="generate", is_encoder_decoder=False, is_multimodal_model=False
+        ),
         parallel_config=SimpleNamespace(
             world_size_across_dp=1, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker"
         ),
@@ -32,9 +34,14 @@ def config(**changes: Any) -> SimpleNamespace:
     return made
 
 
-def test_a_plain_start_is_handled():
+def reason(changed: SimpleNamespace, *, nodes: str | None = "0", **variables: str) -> str | None:
     assert RULES is not None
-    assert reason_against(config(), RULES) is None
+    return reason_against(changed, RULES, variables, nodes)
+
+
+def test_a_plain_start_is_handled():
+    assert reason(config()) is None
+    assert reason(config(), VLLM_USE_RUST_FRONTEND="0") is None
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,7 @@ def test_a_plain_start_is_handled():
         ({"model_config__runner_type": "pooling"}, "pooling or encoder-only"),
         ({"model_config__is_encoder_decoder": True}, "encoder"),
         ({"parallel_config__world_size_across_dp": 2}, "--tensor-parallel-size"),
+        ({"model_config__is_multimodal_model": True}, "--mm-processor-cache-gb"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
         ({"speculative_config": object()}, "--speculative-config"),
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER"),
@@ -54,16 +62,25 @@ def test_a_plain_start_is_handled():
     ],
 )
 def test_each_reason_names_what_the_user_set(change, words):
-    assert RULES is not None
-    reason = reason_against(config(**change), RULES)
-    assert reason is not None
-    assert words in reason
+    given = reason(config(**change))
+    assert given is not None
+    assert words in given
+
+
+@pytest.mark.parametrize("nodes", ["0-1", "0,2", "", None])
+def test_more_than_one_memory_node_is_not_taken_for_one(nodes):
+    given = reason(config(), nodes=nodes)
+    assert given is not None
+    assert "--cpuset-mems" in given
+
+
+def test_a_front_end_that_ignores_our_refusals_is_named():
+    given = reason(config(), VLLM_USE_RUST_FRONTEND="1")
+    assert given is not None
+    assert "VLLM_USE_RUST_FRONTEND" in given
 
 
 def test_of_several_reasons_the_first_is_given():
-    assert RULES is not None
-    reason = reason_against(
-        config(cache_config__kv_cache_memory_bytes=1, speculative_config=object()), RULES
-    )
-    assert reason is not None
-    assert "explicit KV cache size" in reason
+    given = reason(config(cache_config__kv_cache_memory_bytes=1, speculative_config=object()))
+    assert given is not None
+    assert "explicit KV cache size" in given

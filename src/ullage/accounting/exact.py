@@ -186,7 +186,11 @@ def file_pages(parts: MemoryParts, working_set: WorkingSet | None = None) -> Fil
 
 
 def _needed_bytes(mapped_bytes: int, working_set: WorkingSet | None) -> int:
-    """What others have mapped counts as hot in full: how they use it is not known."""
+    """What others have mapped counts as hot in full: how they use it is not known.
+
+    The source says how much is mapped, not by whom.  Where own pages are charged elsewhere, others'
+    pages here are taken for own ones up to that amount.
+    """
     if working_set is None:
         return mapped_bytes
     return working_set.referenced_bytes + max(0, mapped_bytes - working_set.mapped_bytes)

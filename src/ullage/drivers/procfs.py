@@ -67,6 +67,15 @@ def status(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> dict[str, int]
     return sysfs.sizes_bytes(sysfs.read_optional(f"/proc/{pid}/status", root=root) or "")
 
 
+def allowed_memory_nodes(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> str | None:
+    """NUMA nodes that the process may take memory from, such as "0-1,3"; None where unreadable."""
+    text = sysfs.read_optional(f"/proc/{pid}/status", root=root) or ""
+    for line in text.splitlines():
+        if line.startswith("Mems_allowed_list:"):
+            return line.partition(":")[2].strip()
+    return None
+
+
 def smaps_rollup(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:
     """The sums over all mappings, Pss among them.  Empty where unreadable (another user's).
 

@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 
 from ullage.errors import Unsupported
 from ullage.vllm_plugin import prompt_logprobs, settings, versions
-from ullage.vllm_plugin.eligible import reason_against
+from ullage.vllm_plugin.eligible import memory_nodes, reason_against
 
 # vLLM configures loggers below its own name only.
 logger = init_logger("vllm.ullage")
@@ -20,7 +20,7 @@ _MARK = "_ullage_wrapped"
 
 def activate() -> None:
     """Let the platform's configuration step choose our worker where a start can be handled."""
-    switches = settings.read(os.environ)
+    settings.read(os.environ)  # raises where a value is none, before anything is loaded
     os.environ.setdefault(settings.FRONTEND, str(os.getpid()))
     engine = versions.installed()
     rules = versions.rules_for(engine)
@@ -31,8 +31,6 @@ def activate() -> None:
         fall_back(f"the platform is {current_platform.device_name}, and only CPU is handled yet")
     else:
         _wrap_configuration(type(current_platform), rules)
-        if _is_frontend():
-            prompt_logprobs.refuse(allowed=switches.prompt_logprobs)
 
 
 def fall_back(reason: str) -> None:
@@ -76,11 +74,14 @@ def _name_unknown_switches() -> None:
 
 
 def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
+    """Every process that makes a configuration of its own (the front end, each API server) chooses;
+    the engine core is given one in which the choice is made."""
     parallel_config = vllm_config.parallel_config
     if parallel_config.worker_cls == versions.OUR_WORKER:
         return
-    reason = reason_against(vllm_config, rules)
+    reason = reason_against(vllm_config, rules, os.environ, memory_nodes())
     if reason is None:
         parallel_config.worker_cls = versions.OUR_WORKER
+        prompt_logprobs.refuse(allowed=settings.read(os.environ).prompt_logprobs)
     else:
         fall_back(reason)

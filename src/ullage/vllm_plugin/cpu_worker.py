@@ -19,16 +19,18 @@ from vllm.config.cache import CacheConfig
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from ullage.errors import MemoryRefused, Unreadable, Unsupported
+from ullage.errors import DoesNotFit, MemoryRefused, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
 from ullage.units import gib
-from ullage.vllm_plugin import placement, settings, versions, warm_up
-from ullage.vllm_plugin.decision import Decision, decide
+from ullage.vllm_plugin import compiled, placement, settings, versions, warm_up
+from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
 from ullage.vllm_plugin.observe import Observer
 from ullage.vmem.cpu import CpuMemory
 
 logger = init_logger("vllm.ullage.worker")
+
+_LEAST_BLOCKS = 2  # the null block, and one for tokens
 
 
 def _rules() -> versions.EngineRules:
@@ -85,7 +87,10 @@ class UllageCPUWorker(CPUWorker):
         if self._should_warm_up_model():
             self.model_runner.warming_up_model()
         super().initialize_from_config(self._capacity)
-        return self._measure(cache).blocks * cache.layout.block_bytes
+        decision = self._measure(cache)
+        if decision.blocks < _LEAST_BLOCKS:
+            raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
+        return decision.blocks * cache.layout.block_bytes
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Commit what the engine planned, and bind views of exactly that."""
@@ -118,6 +123,7 @@ class UllageCPUWorker(CPUWorker):
 
     def _reserve(self) -> KVCache:
         """Addresses for what the whole limit could hold, and memory for the null block."""
+        warm_up.check_measurable()
         total_bytes = self._observer.take().total_bytes
         memory = CpuMemory()
         capacity = placement.capacity_config(self, self._rules, total_bytes)
@@ -136,7 +142,7 @@ class UllageCPUWorker(CPUWorker):
             max_model_len=self.model_config.max_model_len,
             prompt_logprobs=self._settings.prompt_logprobs,
         )
-        warm_up.write_out_compiled(self._started_s)
+        compiled.write_out(self._started_s)
         with self._observer.usual_work():
             warm_up.usual_work(self.model_runner, max_model_len=self.model_config.max_model_len)
         logger.info("ullage warm-up: %s.", warmed.text())

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from ullage.accounting.ledger import Ledger, Line
 from ullage.accounting.snapshot import Snapshot
 from ullage.budget import Budget, Engine, budget, default_margin_bytes
+from ullage.errors import Unreadable
 from ullage.kv.size import Layout
+from ullage.units import gib
 
 KV_CACHE = "KV cache"
 LEFT_OVER = "left over, less than is needed for one more block"
@@ -61,8 +63,37 @@ def decide(
     )
 
 
+def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
+    """What stands in the way of two blocks, and how much more would do."""
+    kept_bytes = sum(line.size_bytes or 0 for line in decision.budget.deductions)
+    missing_bytes = 2 * block_bytes - decision.budget.unclamped_bytes
+    way_out = (
+        f"Raise the memory limit by {gib(missing_bytes)} or more"
+        if decision.budget.bound == "available"
+        else "Raise --gpu-memory-utilization by "
+        f"{missing_bytes / decision.ledger.total_bytes:.2f} or more"
+    )
+    return (
+        f"No KV cache fits into {gib(decision.ledger.total_bytes)}: with {gib(kept_bytes)} kept "
+        f"free for peaks, {gib(missing_bytes)} are missing for the least one of "
+        f"{gib(2 * block_bytes)}. {way_out}."
+    )
+
+
 def _own_bytes(snapshot: Snapshot) -> int:
-    return sum((p.anon_bytes or 0) + (p.shmem_bytes or 0) for p in snapshot.processes)
+    """Anonymous and shared memory of the engine's processes; where one cannot be read, that of the
+    whole group, which is not less."""
+    sizes = [(process.anon_bytes, process.shmem_bytes) for process in snapshot.processes]
+    known = [anon + shmem for anon, shmem in sizes if anon is not None and shmem is not None]
+    if len(known) == len(sizes):
+        return sum(known)
+    binding = next(each for each in snapshot.readings if each.source == snapshot.binding_source)
+    if binding.parts.anon_bytes is None or binding.parts.shmem_bytes is None:
+        raise Unreadable(
+            "What the engine's processes take cannot be told: neither /proc nor "
+            f"{binding.source} says. Leave --gpu-memory-utilization out, or make /proc readable."
+        )
+    return binding.parts.anon_bytes + binding.parts.shmem_bytes
 
 
 def _ledger(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from ullage.drivers import procfs
 from ullage.vllm_plugin.versions import EngineRules
 
 Check = tuple[str, Callable[[Any], bool]]
@@ -28,6 +29,11 @@ _CHECKS: Final[Sequence[Check]] = (
         ),
     ),
     (
+        "the model is multimodal, and its input cache grows beside the KV cache "
+        "(--mm-processor-cache-gb)",
+        lambda config: bool(config.model_config.is_multimodal_model),
+    ),
+    (
         "several ranks share the host (--tensor-parallel-size, --pipeline-parallel-size, "
         "--data-parallel-size above 1)",
         lambda config: config.parallel_config.world_size_across_dp > 1,
@@ -47,12 +53,30 @@ _CHECKS: Final[Sequence[Check]] = (
 )
 
 
-def reason_against(config: Any, rules: EngineRules) -> str | None:
-    """None: the start is handled.  `config` is a VllmConfig after the platform has filled it in."""
+def reason_against(
+    config: Any, rules: EngineRules, environment: Mapping[str, str], memory_nodes: str | None
+) -> str | None:
+    """None: the start is handled.
+
+    `config` is a VllmConfig after the platform has filled it in, `memory_nodes` the NUMA nodes that
+    the process may use: the engine binds itself to one of them, which may be full while the host is
+    not.
+    """
     worker = config.parallel_config.worker_cls
     if worker != rules.stock_worker:
         return f"the worker class is {worker}, not {rules.stock_worker} (--worker-cls)"
     for reason, applies in _CHECKS:
         if applies(config):
             return reason
+    if memory_nodes is None or not memory_nodes.isdigit():
+        return (
+            f"memory comes from NUMA nodes {memory_nodes}, and the engine uses one (give the "
+            "container one: --cpuset-mems)"
+        )
+    if environment.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
+        return "the Rust front end checks requests by itself (VLLM_USE_RUST_FRONTEND)"
     return None
+
+
+def memory_nodes() -> str | None:
+    return procfs.allowed_memory_nodes()

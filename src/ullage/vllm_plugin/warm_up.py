@@ -9,16 +9,13 @@ longest context, and the sampler with penalties and log probabilities.  Every bl
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from ullage.drivers import malloc, procfs
 from ullage.errors import Unreadable
@@ -63,25 +60,41 @@ def run(runner: Any, *, max_model_len: int, prompt_logprobs: bool) -> WarmUp:
     none between two samples is missed.  Raises Unreadable where /proc/self cannot be read or reset.
     """
     usual_work(runner, max_model_len=max_model_len)
+    _touch(runner.input_batch)
     _settle_heap()
-    steps: list[tuple[str, Callable[[], None]]] = [
+    steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("largest prefill", lambda: _prefill(runner, max_model_len, prompt_logprobs)),
         ("longest decode", lambda: _decode(runner, max_model_len)),
-    ]
-    if runner.supports_mm_inputs:
-        steps.insert(0, ("encoder and profile run", runner.profile_run))
+    )
     with torch.inference_mode():
         measured = tuple(_measured(name, step) for name, step in steps)
     return WarmUp(steps=measured, kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"))
 
 
-def _measured(name: str, step: Callable[[], None]) -> Step:
-    gc.collect()
+def check_measurable() -> None:
+    """Raises Unreadable where the peak of a step cannot be told."""
     if not procfs.reset_peak_rss("self"):
         raise Unreadable(
-            "The peak of the warm-up cannot be measured: /proc/self/clear_refs is not writable. "
-            "Mount /proc read-write, or unset ULLAGE to start as stock does."
+            "The peak of the warm-up cannot be measured: /proc/self/clear_refs does not work. "
+            "Mount /proc read-write."
         )
+    _known(procfs.peak_rss_bytes("self"), "VmHWM")
+
+
+def _touch(input_batch: Any) -> None:
+    """Write every buffer of the requests' state, with what it holds.
+
+    They are made for `max_num_seqs` requests of `max_model_len` tokens and get memory page by page,
+    as requests fill them.
+    """
+    for value in vars(input_batch).values():
+        if isinstance(value, torch.Tensor):
+            value.copy_(value.clone())
+
+
+def _measured(name: str, step: Callable[[], None]) -> Step:
+    gc.collect()
+    check_measurable()
     start_s = time.monotonic()
     step()
     elapsed_s = time.monotonic() - start_s
@@ -97,7 +110,8 @@ def _measured(name: str, step: Callable[[], None]) -> Step:
 def _known(value: int | None, name: str) -> int:
     if value is None:
         raise Unreadable(
-            f"/proc/self/status has no {name}. Mount /proc, or unset ULLAGE to start as stock does."
+            f"The peak of the warm-up cannot be measured: /proc/self/status has no {name}. "
+            "Mount /proc."
         )
     return value
 
@@ -114,7 +128,7 @@ def _prefill(runner: Any, max_model_len: int, prompt_logprobs: bool) -> None:
         hidden, last = runner._dummy_run(
             tokens, force_attention=True, profile_seq_lens=max_model_len
         )
-    _sample(runner, last)
+    _sample(runner, last, max_model_len)
     if prompt_logprobs:
         _score_prompt(runner, hidden)
 
@@ -124,17 +138,18 @@ def _decode(runner: Any, max_model_len: int) -> None:
     _, last = runner._dummy_run(
         requests, force_attention=True, uniform_decode=True, profile_seq_lens=max_model_len
     )
-    _sample(runner, last)
+    _sample(runner, last, max_model_len)
 
 
-def _sample(runner: Any, last_hidden_states: Any) -> None:
-    with _heaviest_sampling(runner):
+def _sample(runner: Any, last_hidden_states: Any, max_model_len: int) -> None:
+    with _heaviest_sampling(runner, max_model_len):
         runner._dummy_sampler_run(last_hidden_states)
 
 
 @contextmanager
-def _heaviest_sampling(runner: Any) -> Iterator[None]:
-    """Have vLLM's dummy sampling ask for penalties and as many log probabilities as are allowed."""
+def _heaviest_sampling(runner: Any, max_model_len: int) -> Iterator[None]:
+    """Have vLLM's dummy sampling ask for penalties over prompts of `max_model_len` tokens, and for
+    as many log probabilities as are allowed."""
     most = runner.model_config.max_logprobs
 
     def ask_for_more(module: Any, args: Any, kwargs: Any) -> Any:
@@ -144,7 +159,7 @@ def _heaviest_sampling(runner: Any) -> Iterator[None]:
             metadata,
             max_num_logprobs=most if most >= 0 else kwargs["logits"].shape[1],
             no_penalties=False,
-            prompt_token_ids=torch.zeros((rows, 1), dtype=torch.int64),
+            prompt_token_ids=torch.zeros((rows, max_model_len), dtype=torch.int64),
             output_token_ids=[[0] for _ in range(rows)],
         )
         return args, {**kwargs, "sampling_metadata": heavier}
@@ -177,25 +192,3 @@ def _settle_heap() -> None:
     """Before measuring: what loading freed must not count as used."""
     gc.collect()
     malloc.release_free_memory()
-
-
-def write_out_compiled(since_s: float) -> int:
-    """Have the disk take what the compiler wrote since `since_s` (Unix time).  Returns the files.
-
-    Inductor precompiles a header of over 100 MB.  Its pages are dirty for half a minute
-    (vm.dirty_expire_centisecs), and dirty pages are not available.
-    """
-    # Inductor keeps precompiled headers in its default place, wherever its cache is.
-    written = (path for place in {cache_dir(), default_cache_dir()} for path in _files(place))
-    fresh = [path for path in written if path.stat().st_mtime >= since_s]
-    for path in fresh:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    return len(fresh)
-
-
-def _files(directory: str) -> Iterator[Path]:
-    return (path for path in Path(directory).rglob("*") if path.is_file())

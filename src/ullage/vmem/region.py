@@ -9,6 +9,7 @@ it was before the call.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -27,7 +28,11 @@ def unlimited() -> int | None:
 
 
 class Region:
-    """Addresses from `address` on, `size_bytes` of them, for ever the same until `close`."""
+    """Addresses from `address` on, `size_bytes` of them, for ever the same until `close`.
+
+    A region that nobody refers to any more is given back; at the end of the process the kernel does
+    that, after the last thread that may still read there.
+    """
 
     def __init__(
         self, memory: VirtualMemory, size_bytes: int, *, available: Available = unlimited
@@ -40,6 +45,8 @@ class Region:
         self.size_bytes = align_up(max(size_bytes, 1), granularity_bytes)
         self.address = memory.reserve(self.size_bytes)
         self._open = True
+        self._release = weakref.finalize(self, memory.release, self.address, self.size_bytes)
+        self._release.atexit = False
 
     @property
     def physical_bytes(self) -> int:
@@ -92,6 +99,7 @@ class Region:
         with self._lock:
             if self._open:
                 self._memory.release(self.address, self.size_bytes)
+                self._release.detach()
                 self._open = False
                 self._committed = ()
 

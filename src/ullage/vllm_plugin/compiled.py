@@ -1,0 +1,42 @@
+"""Files that the compiler wrote during the start, and that memory must not go on holding."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
+
+
+def write_out(since_s: float) -> int:
+    """Have the disk take what was written since `since_s` (Unix time).  Returns the files.
+
+    Inductor precompiles a header of over 100 MB.  Its pages are dirty for half a minute
+    (vm.dirty_expire_centisecs), and dirty pages are not available.
+    """
+    # Inductor keeps precompiled headers in its default place, wherever its cache is.
+    fresh = [
+        path for place in {cache_dir(), default_cache_dir()} for path in _files(place, since_s)
+    ]
+    for path in fresh:
+        _sync(path)
+    return len(fresh)
+
+
+def _files(directory: str, since_s: float) -> Iterator[Path]:
+    for path in Path(directory).rglob("*"):
+        # Others share the directory: what is renamed or removed meanwhile is not ours to write.
+        with contextlib.suppress(OSError):
+            if path.is_file() and path.stat().st_mtime >= since_s:
+                yield path
+
+
+def _sync(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
