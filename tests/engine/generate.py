@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--utilization", type=float, default=0.15)
+    parser.add_argument("--no-memory-flag", action="store_true", help="as a user starts it")
     parser.add_argument("--few-addresses", action="store_true", help="less than the memory")
     options = parser.parse_args()
     if options.few_addresses:
@@ -34,9 +35,10 @@ def main() -> None:
 def generate(options: argparse.Namespace) -> dict[str, object]:
     from vllm import LLM, SamplingParams
 
+    memory = {} if options.no_memory_flag else {"gpu_memory_utilization": options.utilization}
     llm = LLM(
         options.model,
-        gpu_memory_utilization=options.utilization,
+        **memory,
         max_model_len=1024,
         max_num_batched_tokens=1024,
         max_num_seqs=8,
