@@ -51,6 +51,7 @@ def comparison(*, stock: Start = REFUSED, tuned: Side | None = None, ullage: Sta
         versions={"ullage": "0.1.0"},
         settings=Settings(
             model="demo model",
+            starts=2,
             memory_bytes=4 * GIB,
             files="cold",
             mode="eager",
@@ -106,11 +107,54 @@ def test_a_refused_start_shows_its_error_in_full_below_the_table() -> None:
     assert f"stock, default, start 1 refused: {long.strip()}" in text
 
 
-def test_the_table_fits_80_columns() -> None:
-    for tuned in (None, hand_tuned(LESS, SERVED)):
-        table, _, _ = printed(comparison(tuned=tuned)).partition("Load:")
-        assert max(map(len, table.splitlines())) <= 80
-        assert "…" not in table
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("tuned", [None, hand_tuned(LESS, SERVED)])
+def test_the_table_fits_the_terminal_and_breaks_no_label_but_the_longest(
+    columns: int, tuned: Side | None
+) -> None:
+    table, _, _ = printed(comparison(tuned=tuned), columns).partition("Load:")
+    lines = table.splitlines()
+    assert max(map(len, lines[1:])) <= columns
+    assert "…" not in table
+    labels = [line[:18].strip() for line in lines[1:] if line[:18].strip(" ─")]
+    assert labels == [
+        *("started", "KV cache, tokens", "output tok/s", "median TTFT, s", "median TPOT, ms"),
+        *("failed requests", "OOM kills", "peak unreclaimable", "memory / limit"),
+    ]
+
+
+def test_a_terminal_gets_whole_words_and_a_pipe_whole_sentences() -> None:
+    value = comparison(stock=dataclasses.replace(REFUSED, error="a reason of many words " * 9))
+    terminal = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    print_table(value, terminal)
+    assert max(map(len, terminal.file.getvalue().splitlines())) <= 60  # type: ignore[attr-defined]
+    assert max(map(len, printed(value, 60).splitlines())) > 200
+
+
+def test_the_ratio_leaves_out_starts_that_did_not_serve() -> None:
+    failed = dataclasses.replace(LESS, kv_tokens=90_000, failed=3)
+    value = comparison(tuned=hand_tuned(LESS, failed))
+    assert "ullage has 7.81 times stock's best by hand" in markdown(value)
+    assert "times stock's" not in markdown(comparison(tuned=hand_tuned(failed)))
+
+
+def test_files_that_stayed_in_memory_are_named_below_the_table() -> None:
+    warm = dataclasses.replace(SERVED, warm_file_bytes=GIB // 2)
+    assert "up to 0.50 GiB of them stayed in memory" in markdown(comparison(ullage=warm))
+    little = dataclasses.replace(SERVED, warm_file_bytes=60 << 20)
+    assert "stayed in memory" not in markdown(comparison(ullage=little))
+
+
+def test_a_start_with_an_error_has_not_served() -> None:
+    unloaded = dataclasses.replace(SERVED, error="ullage's plugin was not loaded")
+    assert not unloaded.served
+    assert "start 1, 2 did not serve: ullage's plugin" in markdown(comparison(ullage=unloaded))
+
+
+def test_a_doubt_about_the_search_is_told_and_part_of_the_document() -> None:
+    value = comparison(tuned=dataclasses.replace(hand_tuned(LESS), notes=("the client failed",)))
+    assert "stock, best by hand: the client failed" in markdown(value)
+    assert document(value)["sides"]["stock_tuned"]["notes"] == ["the client failed"]
 
 
 def test_the_ratio_is_the_worst_of_ours_over_the_best_of_theirs() -> None:

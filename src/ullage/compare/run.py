@@ -180,6 +180,7 @@ def _ordered(done: dict[SideName, Side], *, tuned: bool) -> dict[SideName, Side]
 def _settings(request: Request, trial: Trial) -> Settings:
     return Settings(
         model=request.model_label,
+        starts=request.starts,
         memory_bytes=trial.limit_bytes,
         files=trial.files,
         mode="compiled" if trial.settings.compiled else "eager",

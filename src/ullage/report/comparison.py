@@ -20,7 +20,8 @@ SIDE_NAMES: Final[tuple[SideName, ...]] = ("stock", "stock_tuned", "ullage")
 class Start:
     """One start of the engine, its load, and its end.
 
-    `error` is the engine's own line, or ours for a start that ran out of memory.
+    `error` is the engine's own line, or ours: no memory left, a client that failed, no plugin.
+    `warm_file_bytes` stayed in memory although the files should be cold; None where unknown or warm.
     """
 
     started: bool
@@ -37,20 +38,27 @@ class Start:
     peak_unreclaimable_bytes: int | None = None
     limit_hits: int | None = None
     refaulted_pages: int | None = None
+    samples_per_s: float | None = None
+    warm_file_bytes: int | None = None
 
     @property
     def served(self) -> bool:
-        """Did it start, answer every request, and lose no process to the limit?"""
-        return self.started and self.failed == 0 and not self.oom_kills
+        """Did it start, answer every request, and lose no process, to the limit or otherwise?"""
+        answered = self.started and self.failed == 0
+        return answered and self.error is None and not self.oom_kills
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """All starts with the same `flags` (beyond the shared ones)."""
+    """All starts with the same `flags` (beyond the shared ones).
+
+    `notes` say what is doubtful about how the flags were found.
+    """
 
     label: str
     flags: tuple[str, ...]
     starts: tuple[Start, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def served(self) -> bool:
@@ -73,9 +81,13 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What was the same on all sides.  `memory_bytes` is None where no limit was enforced."""
+    """What was the same on all sides.  `memory_bytes` is None where no limit was enforced.
+
+    A side with fewer than `starts` starts was not finished, or its search found nothing.
+    """
 
     model: str
+    starts: int
     memory_bytes: int | None
     files: Literal["cold", "warm"]
     mode: Literal["eager", "compiled"]
@@ -111,7 +123,12 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 def _side(side: Side) -> dict[str, Any]:
     starts = [dataclasses.asdict(start) for start in side.starts]
-    return {"label": side.label, "flags": list(side.flags), "starts": starts}
+    return {
+        "label": side.label,
+        "flags": list(side.flags),
+        "notes": list(side.notes),
+        "starts": starts,
+    }
 
 
 def _lists(fields: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.report.comparison import SIDE_NAMES, Comparison, Settings, Side, Start
-from ullage.units import GIB, gib
+from ullage.units import GIB, MIB, gib
 
 NOT_ASKED: Final = "(with --tune-stock)"
 NONE_WORKS: Final = "no setting works"
 DASH: Final = "-"
+# Of files that should be cold; below, it is the interpreter's own libraries.
+WARM_BYTES: Final = 64 * MIB
+LABEL_COLUMNS: Final = 18
 
 _LABELS: Final = {
     "stock": "stock, default",
@@ -100,21 +103,41 @@ def _peak(side: Side, limit_bytes: int | None) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """What the table has no room for: flags, ratio, and why a start failed."""
-    lines = [load_line(comparison.settings)]
+    lines = [load_line(comparison.settings), *_warm(comparison)]
     tuned = comparison.sides.get("stock_tuned")
     if tuned is not None and tuned.starts:
         lines.append(f"{tuned.label}: {' '.join(tuned.flags)}")
         lines += _ratio(comparison.sides["ullage"], tuned)
+    if tuned is not None:
+        lines += [f"{tuned.label}: {note}" for note in tuned.notes]
     for side in comparison.sides.values():
         lines += _errors(side)
     return lines
 
 
 def _ratio(ullage: Side, stock: Side) -> list[str]:
-    ours, theirs = ullage.values("kv_tokens"), stock.values("kv_tokens")
+    ours, theirs = _served_tokens(ullage), _served_tokens(stock)
     if not ours or not theirs:
         return []
     return [f"KV cache: ullage has {min(ours) / max(theirs):.2f} times stock's best by hand."]
+
+
+def _served_tokens(side: Side) -> list[int]:
+    """A cache that did not serve the load is none."""
+    return [start.kv_tokens for start in side.starts if start.served and start.kv_tokens]
+
+
+def _warm(comparison: Comparison) -> list[str]:
+    """Files that were to be cold and were not: stock then finds more room than on a first start."""
+    if comparison.settings.files != "cold":
+        return []
+    kept = [size for side in comparison.sides.values() for size in side.values("warm_file_bytes")]
+    if max(kept, default=0) <= WARM_BYTES:
+        return []
+    return [
+        f"Not all files were cold: up to {gib(int(max(kept)))} of them stayed in memory before a "
+        "start, because another process uses them."
+    ]
 
 
 def _errors(side: Side) -> list[str]:
@@ -129,23 +152,24 @@ def _errors(side: Side) -> list[str]:
 
 
 def _which(numbers: list[int], starts: tuple[Start, ...]) -> str:
-    verb = "refused" if not starts[numbers[0] - 1].started else "failed under load"
+    verb = "refused" if not starts[numbers[0] - 1].started else "did not serve"
     return f"start {', '.join(map(str, numbers))} {verb}"
 
 
 def print_table(comparison: Comparison, console: Console) -> None:
-    """For terminals and pipes, in 80 columns as well."""
+    """For terminals and pipes, in 60 columns as well.  A pipe gets each sentence as one line."""
     header, *body = rows(comparison)
-    console.print(Text(header[0], style="bold"), soft_wrap=True)
+    in_one_line = not console.is_terminal
+    console.print(Text(header[0], style="bold"), soft_wrap=in_one_line)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("")
+    table.add_column("", width=LABEL_COLUMNS)
     for label in header[1:]:
-        table.add_column(label, justify="right")
+        table.add_column(label.replace(", ", ",\n"), justify="right")
     for row in body:
         table.add_row(*row)
     console.print(table)
     for note in notes(comparison):
-        console.print(Text(note), soft_wrap=True)
+        console.print(Text(note), soft_wrap=in_one_line)
 
 
 def markdown(comparison: Comparison) -> str:
