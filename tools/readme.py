@@ -15,7 +15,7 @@ END: Final = "<!-- /demo-output -->"
 
 
 def with_output(text: str, output: str) -> str:
-    """`text` with `output` as a block of code between the marks.  Raises ValueError without them."""
+    """`text` with `output` as code between the marks.  Raises ValueError where they are missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
