@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,10 @@ def test_a_wrong_argument_is_one_sentence_and_leaves_nothing(
 
 def test_a_limit_below_the_weights_says_what_would_do(elsewhere: Path) -> None:
     (elsewhere / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with (elsewhere / "model.safetensors").open("wb") as weights:
-        weights.truncate(2 << 30)
-    result = invoke(compare, str(elsewhere), "--memory", "1GiB")
+    tensor = {"dtype": "F32", "shape": [1 << 29], "data_offsets": [0, 2 << 30]}
+    header = json.dumps({"w": tensor}).encode()
+    (elsewhere / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    result = invoke(compare, str(elsewhere), "--memory", "1GiB", "--dtype", "float32")
     assert result.exception is not None
     assert "take 2.00 GiB, more than the limit of 1.00 GiB" in str(result.exception)
 

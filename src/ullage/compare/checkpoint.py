@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ullage.compare.safetensors import loaded_bytes
 from ullage.errors import DoesNotFit, UnknownModel
 from ullage.units import MIB, align_up, gib
 
@@ -18,13 +19,28 @@ DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 # batched tokens: three Python processes with torch at 0.40 to 0.45 GiB of anonymous memory each,
 # second copies of embedding and head, a prefill's peak, and what has to stay free.
 ENGINE_BYTES: Final = 1_850 * MIB
+# Families whose layers all have plain attention, unless the file speaks of a window.  Gemma's, for
+# one, have windows without saying so in every file.
+FULL_ATTENTION: Final = frozenset(
+    {"granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"}
+    | {"qwen3", "qwen3_moe"}
+)
+# What transformers assumes where config.json leaves a number out differs by family: these take the
+# number of heads for the number of KV heads (the others have a constant, such as Mistral's 8) ...
+ONE_KV_HEAD_A_HEAD: Final = frozenset({"granite", "llama", "olmo2", "phi3"})
+# ... and these a constant for the size of a head; the others divide the hidden size by the heads.
+OWN_HEAD_DIM: Final = frozenset({"qwen3", "qwen3_moe"})
+HUB_NAME_PARTS: Final = 2  # organisation and model
 # Concurrent tokens of the load, as a share of the pool.
 POOL_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A model directory.  `kv_token_bytes` is None where the layers are not plain attention."""
+    """A model directory.  `kv_token_bytes` is None where the layers are not plain attention.
+
+    `weights_bytes`: in the type that is computed in, whatever type the files have.
+    """
 
     path: Path
     weights_bytes: int
@@ -32,12 +48,7 @@ class Checkpoint:
 
     def check_fits(self, limit_bytes: int) -> None:
         """Raise DoesNotFit where the weights alone are larger than the limit."""
-        if self.weights_bytes >= limit_bytes:
-            needed = align_up(self.weights_bytes + ENGINE_BYTES, 1 << 29)
-            raise DoesNotFit(
-                f"The weights in {self.path} take {gib(self.weights_bytes)}, more than the limit "
-                f"of {gib(limit_bytes)}. Try --memory {needed / (1 << 30):g}GiB or more."
-            )
+        check_fits(f"in {self.path}", self.weights_bytes, limit_bytes)
 
     def pool_tokens(self, limit_bytes: int) -> int | None:
         """An estimate of the KV tokens that fit beside weights and processes; None if unknown."""
@@ -52,32 +63,113 @@ class Checkpoint:
         return None if pool is None else max(1, int(pool * POOL_SHARE) // sequence_tokens)
 
 
+def check_fits(which: str, weights_bytes: int, limit_bytes: int) -> None:
+    """Raise DoesNotFit where the weights `which` are larger than the limit."""
+    if weights_bytes < limit_bytes:
+        return
+    needed = align_up(weights_bytes + ENGINE_BYTES, 1 << 29)
+    raise DoesNotFit(
+        f"The weights {which} take {gib(weights_bytes)}, more than the limit of "
+        f"{gib(limit_bytes)}. Try --memory {needed / (1 << 30):g}GiB or more."
+    )
+
+
 def read_checkpoint(path: Path, dtype: str) -> Checkpoint:
-    """Read config.json and the sizes of the weight files.  Raises UnknownModel."""
+    """Read config.json and the headers of the weight files, for an engine that computes in `dtype`.
+
+    Raises UnknownModel.
+    """
+    try:
+        config = _config(path)
+        element_bytes = DTYPE_BYTES[dtype]
+        weights = sum(loaded_bytes(file, element_bytes) for file in _weight_files(path))
+    except OSError as error:
+        raise UnknownModel(
+            f"{path} cannot be read: {error.strerror}. Make the model readable for this user."
+        ) from error
+    token_bytes = kv_token_bytes(config, element_bytes)
+    return Checkpoint(path=path.resolve(), weights_bytes=weights, kv_token_bytes=token_bytes)
+
+
+def _config(path: Path) -> Mapping[str, object]:
     if not path.is_dir():
-        raise UnknownModel(f"{path} is not a directory. Give the directory of a model.")
-    if not (path / "config.json").is_file():
+        raise UnknownModel(_no_directory(path))
+    file = path / "config.json"
+    if not file.is_file():
         raise UnknownModel(
             f"{path} holds no model: it has no config.json. Give the directory of a model."
         )
-    weights = [file.stat().st_size for file in sorted(path.glob("*.safetensors"))]
-    if not weights:
-        raise UnknownModel(f"{path} has no *.safetensors file. Give a model in that format.")
     try:
-        config = json.loads((path / "config.json").read_text())
+        config = json.loads(file.read_text())
     except ValueError as error:
-        raise UnknownModel(f"{path / 'config.json'} is not JSON: {error}.") from error
-    token_bytes = kv_token_bytes(config, DTYPE_BYTES[dtype])
-    return Checkpoint(path=path.resolve(), weights_bytes=sum(weights), kv_token_bytes=token_bytes)
+        raise UnknownModel(f"{file} is not JSON: {error}. Copy the model again.") from error
+    if not isinstance(config, dict):
+        raise UnknownModel(f"{file} is no JSON object. Give the directory of a model.")
+    return config
+
+
+def _no_directory(path: Path) -> str:
+    if path.exists() or path.is_absolute() or len(path.parts) != HUB_NAME_PARTS:
+        return f"{path} is not a directory. Give the directory of a model."
+    return (
+        f"{path} is not a directory, and no hub is asked. Fetch the model first: "
+        f"hf download {path} --local-dir {path.name}."
+    )
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files that the index names; without one, all of them."""
+    index = path / "model.safetensors.index.json"
+    try:
+        names = (
+            set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else None
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnknownModel(f"{index} is no index of weights. Copy the model again.") from error
+    files = [path / str(name) for name in names] if names else path.glob("*.safetensors")
+    found = sorted(files)
+    if not found:
+        raise UnknownModel(f"{path} has no *.safetensors file. Give a model in that format.")
+    return found
 
 
 def kv_token_bytes(config: Mapping[str, object], element_bytes: int) -> int | None:
-    """Bytes that one token takes in the KV cache of a plain Llama; None for anything else.
+    """Bytes that one token takes in the KV cache of full attention; None for anything else.
 
     20 layers with 8 KV heads of 128 in bfloat16: 2 * 20 * 8 * 128 * 2 = 81,920.
     """
-    if config.get("model_type") != "llama":
+    if config.get("model_type") not in FULL_ATTENTION or _slides(config):
         return None
-    names = ("num_hidden_layers", "num_key_value_heads", "head_dim")
-    counts = [value for name in names if isinstance(value := config.get(name), int)]
-    return 2 * math.prod(counts) * element_bytes if len(counts) == len(names) else None
+    counts = (_count(config, "num_hidden_layers"), _kv_heads(config), _head_dim(config))
+    known = [count for count in counts if count is not None]
+    return 2 * math.prod(known) * element_bytes if len(known) == len(counts) else None
+
+
+def _slides(config: Mapping[str, object]) -> bool:
+    """Is any layer's attention limited to a window?"""
+    kinds = config.get("layer_types") or ()
+    if not isinstance(kinds, list | tuple) or any(kind != "full_attention" for kind in kinds):
+        return True
+    # Qwen writes the size of a window that it then does not use.
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
+
+
+def _kv_heads(config: Mapping[str, object]) -> int | None:
+    """Where the file leaves them out, as many as there are heads, in the families that say so."""
+    heads = _count(config, "num_key_value_heads")
+    if heads is None and config["model_type"] in ONE_KV_HEAD_A_HEAD:
+        return _count(config, "num_attention_heads")
+    return heads
+
+
+def _head_dim(config: Mapping[str, object]) -> int | None:
+    dim, heads = _count(config, "head_dim"), _count(config, "num_attention_heads")
+    hidden = _count(config, "hidden_size")
+    if dim is None and heads and hidden and config["model_type"] not in OWN_HEAD_DIM:
+        return hidden // heads
+    return dim
+
+
+def _count(config: Mapping[str, object], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else None

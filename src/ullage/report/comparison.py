@@ -21,7 +21,7 @@ class Start:
     """One start of the engine, its load, and its end.
 
     `error` is the engine's own line, or ours: no memory left, a client that failed, no plugin.
-    `warm_file_bytes` stayed in memory although the files should be cold; None where unknown or warm.
+    `warm_file_bytes` of files that should be cold stayed in memory; None: not known.
     """
 
     started: bool
