@@ -20,7 +20,8 @@ import pytest
 
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.devices import host
-from ullage.drivers import cgroups, procfs, sysfs
+from ullage.drivers import cgroups, procfs
+from ullage.drivers.memory_group import MemoryGroup
 from ullage.errors import Unreadable
 from ullage.units import MIB
 
@@ -237,14 +238,16 @@ def test_file_pages_are_available_until_they_are_mapped(worker, tmp_path):
 
 
 def test_a_kill_for_memory_is_counted_by_the_group_s_own_counter(scratch_group):
-    if sysfs.oom_kills(scratch_group) is None:
+    version = cgroups.memory_levels()[0].version
+    group = MemoryGroup(version=version, path=scratch_group)
+    if group.oom_kills() is None:
         pytest.skip("this kernel does not count kills per cgroup")
-    assert sysfs.oom_kills(scratch_group) == 0
-    limit_file = cgroups.LIMIT_FILE[cgroups.memory_levels()[0].version]
+    assert group.oom_kills() == 0
+    limit_file = cgroups.LIMIT_FILE[version]
     (scratch_group / limit_file).write_text(str(STEP))
     answer = run_inside(scratch_group, f"x = b'1' * {4 * STEP}")
     assert answer.returncode == -signal.SIGKILL
-    assert sysfs.oom_kills(scratch_group) == 1
+    assert group.oom_kills() == 1
 
 
 def test_a_child_is_in_the_tree_of_its_parent_until_it_ends():

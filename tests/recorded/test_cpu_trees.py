@@ -13,6 +13,7 @@ from ullage.accounting.snapshot import snapshot
 from ullage.devices import host
 from ullage.devices.base import MemoryParts, Reading
 from ullage.drivers import sysfs
+from ullage.drivers.memory_group import MemoryGroup
 from ullage.errors import Unreadable
 from ullage.units import GIB, KIB, MIB
 
@@ -73,7 +74,8 @@ def test_v2_nested_walks_from_an_unlimited_group_to_the_ancestor_that_binds():
     }
     assert settled.binding_source == "cgroup2:/kubepods.slice"
     assert settled.total_bytes == 64 * GIB
-    assert sysfs.oom_kills(root / "sys/fs/cgroup/kubepods.slice") == 0
+    kubepods = MemoryGroup(version=2, path=root / "sys/fs/cgroup/kubepods.slice")
+    assert kubepods.oom_kills() == 0
 
 
 def test_v2_nested_counts_clean_cache_but_no_shmem_once_the_kernel_says_what_is_mapped(tmp_path):

@@ -22,7 +22,6 @@ UNIT = re.compile(
 )
 COUNTS = {
     "completed",
-    "samples",
     "starts",
     "max_model_len",
     "max_num_seqs",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ullage.drivers.cgroups import Version
 from ullage.drivers.memory_group import MemoryGroup
 from ullage.units import GIB
 
@@ -30,15 +31,28 @@ def v1(tmp_path: Path) -> MemoryGroup:
     return group
 
 
-def test_version_2_hands_the_controller_down_where_it_is_not_yet(tmp_path: Path) -> None:
+def test_version_2_hands_the_controller_down_where_it_is_not_yet_and_withdraws_it(
+    tmp_path: Path,
+) -> None:
     control = tmp_path / "cgroup.subtree_control"
     control.write_text("cpu\n")
-    MemoryGroup(version=2, path=tmp_path / "mine").create()
+    group = MemoryGroup(version=2, path=tmp_path / "mine")
+    assert not group.has_controller()
+    group.hand_down_controller()
     assert control.read_text() == "+memory"
+    group.withdraw_controller()
+    assert control.read_text() == "-memory"
 
 
-def test_version_2_leaves_the_parent_alone_where_it_is(v2: MemoryGroup) -> None:
-    assert (v2.path.parent / "cgroup.subtree_control").read_text() == "cpu memory\n"
+def test_a_controller_that_another_group_relies_on_is_not_withdrawn(v2: MemoryGroup) -> None:
+    v2.hand_down_controller()
+    v2.withdraw_controller()
+    assert (v2.path.parent / "cgroup.subtree_control").read_text() == "+memory"
+
+
+def test_version_1_has_the_controller_everywhere(v1: MemoryGroup, v2: MemoryGroup) -> None:
+    assert v1.has_controller()
+    assert v2.has_controller()
 
 
 def test_version_2_limits_memory_and_allows_no_swap(v2: MemoryGroup) -> None:
@@ -83,16 +97,25 @@ def test_a_hit_counter_that_cannot_be_true_is_unknown(v1: MemoryGroup) -> None:
     assert v1.limit_hits() == 0
 
 
-def test_kernel_memory_is_a_counter_of_version_1_alone(v1: MemoryGroup) -> None:
-    assert v1.kernel_bytes() is None
-    write(v1.path, {"memory.kmem.usage_in_bytes": "4096\n"})
-    assert v1.kernel_bytes() == 4096
+@pytest.mark.parametrize(
+    ("version", "files", "kills"),
+    [
+        (2, {"memory.events": "low 0\noom 3\noom_kill 2\n"}, 2),
+        (1, {"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"}, 1),
+        (1, {"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"}, None),
+        (2, {}, None),
+    ],
+)
+def test_kills_are_unknown_where_the_kernel_does_not_count_them(
+    tmp_path: Path, version: Version, files: dict[str, str], kills: int | None
+) -> None:
+    write(tmp_path, files)
+    assert MemoryGroup(version=version, path=tmp_path).oom_kills() == kills
 
 
-def test_processes_and_statistics_are_read_as_numbers(v1: MemoryGroup) -> None:
-    write(v1.path, {"cgroup.procs": "12\n34\n", "memory.stat": "cache 4096\ntotal_rss 8192\n"})
+def test_processes_are_read_as_numbers(v1: MemoryGroup) -> None:
+    write(v1.path, {"cgroup.procs": "12\n34\n"})
     assert v1.pids() == [12, 34]
-    assert v1.stat() == {"cache": 4096, "total_rss": 8192}
 
 
 def test_removing_twice_is_no_error(v1: MemoryGroup) -> None:

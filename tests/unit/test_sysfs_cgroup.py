@@ -57,20 +57,6 @@ def test_sizes_are_1024_byte_units_and_counts_are_not_sizes():
     }
 
 
-@pytest.mark.parametrize(
-    ("files", "kills"),
-    [
-        ({"memory.events": "low 0\noom 3\noom_kill 2\n"}, 2),
-        ({"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"}, 1),
-        ({"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"}, None),
-        ({}, None),
-    ],
-)
-def test_oom_kills_are_read_from_either_version_and_unknown_is_none(tmp_path, files, kills):
-    write_tree(tmp_path, files)
-    assert sysfs.oom_kills(tmp_path) == kills
-
-
 def test_v2_lists_the_own_group_and_every_ancestor(tmp_path):
     assert levels_of(tmp_path, cgroup="0::/a.slice/b/c\n", mountinfo=V2_MOUNT) == [
         (2, "/a.slice/b/c", "/sys/fs/cgroup/a.slice/b/c"),

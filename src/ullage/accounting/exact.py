@@ -204,7 +204,8 @@ def unreclaimable_bytes(parts: MemoryParts) -> int | None:
     """
     if parts.anon_bytes is None or parts.shmem_bytes is None or parts.kernel_bytes is None:
         return None
-    kernel_bytes = parts.kernel_bytes - (parts.slab_reclaimable_bytes or 0)
+    # The counters are read one after the other, so a part can be above its sum for a moment.
+    kernel_bytes = max(0, parts.kernel_bytes - (parts.slab_reclaimable_bytes or 0))
     return parts.anon_bytes + parts.shmem_bytes + kernel_bytes + (_locked_file_bytes(parts) or 0)
 
 

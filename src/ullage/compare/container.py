@@ -19,7 +19,7 @@ import psutil
 
 from ullage.drivers.cgroups import LIMIT_FILE, Level, memory_levels
 from ullage.drivers.memory_group import MemoryGroup
-from ullage.errors import NotEnforced
+from ullage.errors import NotEnforced, Unreadable
 from ullage.units import gib
 
 EMPTY_WITHIN_S: Final = 5.0
@@ -88,16 +88,42 @@ def _create(
     refusals = []
     for level in levels:
         group = MemoryGroup(version=level.version, path=Path(level.directory) / name)
-        undo.callback(_remove, group)  # before the directory exists: an interrupt may come between
         try:
-            group.create()
-            group.set_limit_bytes(limit_bytes)
+            _make(group, limit_bytes, undo)
         except OSError as error:
             refusals.append(f"{level.group}: {errno.errorcode.get(error.errno or 0, error)}")
             _remove(group)
         else:
             return level, group
-    raise _not_enforced(limit_bytes, f"no group can be made ({'; '.join(refusals)})")
+    raise _no_group(limit_bytes, refusals)
+
+
+def _make(group: MemoryGroup, limit_bytes: int, undo: contextlib.ExitStack) -> None:
+    """Each undo is registered before its step: an interrupt may come between."""
+    if not group.has_controller():
+        undo.callback(_withdraw, group)
+        group.hand_down_controller()
+    undo.callback(_remove, group)
+    group.create()
+    group.set_limit_bytes(limit_bytes)
+
+
+def _withdraw(group: MemoryGroup) -> None:
+    with contextlib.suppress(OSError):  # the parent is as it was, or is needed by others by now
+        group.withdraw_controller()
+
+
+def _no_group(limit_bytes: int, refusals: Sequence[str]) -> NotEnforced:
+    """EBUSY has a reason and a way out of its own (cgroup-v2.rst, "No Internal Process
+    Constraint"): a container's root group, for one, has the container's processes in it."""
+    reason = f"no group can be made ({'; '.join(refusals)})"
+    if not any(refusal.endswith(": EBUSY") for refusal in refusals):
+        return _not_enforced(limit_bytes, reason)
+    return NotEnforced(
+        f"A limit of {gib(limit_bytes)} cannot be enforced here: {reason}, because a group with "
+        "processes of its own takes no limited group below it. Start the container with "
+        "--cgroupns=host, run under `systemd-run --scope -p Delegate=yes`, or add --unconfined."
+    )
 
 
 def _check(inside: Container, limit_bytes: int) -> None:
@@ -127,33 +153,58 @@ def _not_enforced(limit_bytes: int, reason: str) -> NotEnforced:
 def _remove(group: MemoryGroup) -> None:
     """Wait for the group to empty, end what is left by process id, and remove it.
 
-    A process can still be on its way in, and an emptied group stays busy for a moment while its
-    last process is torn down: so ending and removing are tried in turns.
+    An interrupt ends the waiting, not the removal.  Raises Unreadable where it stays busy.
     """
     if not group.path.is_dir():
         return
-    _wait_empty(group, EMPTY_WITHIN_S)
+    try:
+        _wait_empty(group, EMPTY_WITHIN_S)
+        _end_and_remove(group, TERMINATE_WITHIN_S)
+    except KeyboardInterrupt:
+        _end_and_remove(group, 0.0)
+        raise
+
+
+def _end_and_remove(group: MemoryGroup, terminate_within_s: float) -> None:
+    """A process can still be on its way in, and an emptied group stays busy for a moment while its
+    last process is torn down: so ending and removing are tried in turns."""
     began = time.monotonic()
     while True:
         elapsed_s = time.monotonic() - began
-        _signal(group, signal.SIGTERM if elapsed_s < TERMINATE_WITHIN_S else signal.SIGKILL)
+        _signal(group, signal.SIGTERM if elapsed_s < terminate_within_s else signal.SIGKILL)
         try:
             group.remove()
         except OSError as error:
-            if error.errno != errno.EBUSY or elapsed_s > REMOVED_WITHIN_S:
+            if error.errno != errno.EBUSY:
                 raise
+            if elapsed_s > REMOVED_WITHIN_S:
+                raise _still_busy(group) from error
             time.sleep(_POLL_S)
         else:
             return
 
 
+def _still_busy(group: MemoryGroup) -> Unreadable:
+    return Unreadable(
+        f"The memory group {group.path} is still busy {REMOVED_WITHIN_S:.0f} s after its processes "
+        f"{_pids(group)} were to end. Once they have, remove it: rmdir {group.path}."
+    )
+
+
 def _wait_empty(group: MemoryGroup, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while group.pids() and time.monotonic() < deadline:
+    while _pids(group) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
+def _pids(group: MemoryGroup) -> list[int]:
+    try:
+        return group.pids()
+    except OSError:  # somebody else removed it
+        return []
+
+
 def _signal(group: MemoryGroup, number: signal.Signals) -> None:
-    for pid in group.pids():
+    for pid in _pids(group):
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).send_signal(number)

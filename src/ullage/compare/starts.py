@@ -169,4 +169,5 @@ def _with_counters(start: Start, counters: Counters, limit_bytes: int | None) ->
         peak_unreclaimable_bytes=counters.peak_unreclaimable_bytes,
         limit_hits=counters.limit_hits,
         refaulted_pages=counters.refaulted_pages,
+        samples_per_s=counters.samples_per_s,
     )

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ullage.drivers import sysfs
 from ullage.drivers.cgroups import Version
 
 
@@ -21,11 +22,24 @@ class MemoryGroup:
     version: Version
     path: Path
 
+    def has_controller(self) -> bool:
+        """Can a group here be limited?  Version 2 hands the controller down level by level."""
+        return self.version == 1 or "memory" in self._control.read_text().split()
+
+    def hand_down_controller(self) -> None:
+        """Let the groups beside this one be limited.  EBUSY where their parent has processes."""
+        self._control.write_text("+memory")
+
+    def withdraw_controller(self) -> None:
+        """Undo `hand_down_controller`, unless another group beside this one relies on it by now."""
+        if not any(path.is_dir() for path in self.path.parent.iterdir()):
+            self._control.write_text("-memory")
+
+    @property
+    def _control(self) -> Path:
+        return self.path.parent / "cgroup.subtree_control"
+
     def create(self) -> None:
-        if self.version == 2:
-            control = self.path.parent / "cgroup.subtree_control"
-            if "memory" not in control.read_text().split():
-                control.write_text("+memory")  # EBUSY where the parent itself has processes
         self.path.mkdir()
 
     def set_limit_bytes(self, limit_bytes: int) -> None:
@@ -45,17 +59,11 @@ class MemoryGroup:
     def pids(self) -> list[int]:
         return [int(word) for word in (self.path / "cgroup.procs").read_text().split()]
 
-    def stat(self) -> dict[str, int]:
-        """memory.stat, all keys as the kernel names them."""
-        return self._counters("memory.stat")
-
-    def kernel_bytes(self) -> int | None:
-        """Version 1's counter of kernel memory; version 2 has it in memory.stat: None."""
-        path = self.path / "memory.kmem.usage_in_bytes"
-        return int(path.read_text()) if path.is_file() else None
-
     def oom_kills(self) -> int | None:
-        """Processes that the kernel killed because of this group's limit."""
+        """Processes that the kernel killed because of this group's limit; None where not counted.
+
+        Version 2 counts the groups below as well.
+        """
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         return self._counters(name).get("oom_kill")
 
@@ -75,8 +83,7 @@ class MemoryGroup:
         return int(path.read_text()) if path.is_file() else 0
 
     def _counters(self, name: str) -> dict[str, int]:
-        lines = (self.path / name).read_text().splitlines()
-        return {key: int(value) for key, value in (line.split() for line in lines)}
+        return sysfs.read_counters(str(self.path / name))
 
     def remove(self) -> None:
         """Remove the directory.  EBUSY while a process is in it."""

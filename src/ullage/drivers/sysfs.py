@@ -1,4 +1,4 @@
-"""Read kernel files: one value, or lines of keys and numbers.  Also a cgroup's own counters.
+"""Read kernel files: one value, or lines of keys and numbers.
 
 Every path is given as the kernel names it ("/proc/meminfo") and looked up below `root`, so that
 the tree of another machine can stand in for this one.  In such a tree an empty file
@@ -103,15 +103,3 @@ def sizes_bytes(text: str) -> dict[str, int]:
             case [number, "kB"]:
                 found[key] = int(number) * KIB
     return found
-
-
-def oom_kills(group: Path) -> int | None:
-    """How many processes the kernel has killed for memory in the cgroup at directory `group`.
-
-    v2 counts the whole subtree, v1 the group alone.  None where the kernel does not say.
-    """
-    for name in ("memory.events", "memory.oom_control"):
-        kills = read_counters(str(group / name)).get("oom_kill")
-        if kills is not None:
-            return kills
-    return None
