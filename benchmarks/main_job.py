@@ -3,7 +3,9 @@
 The demo model in a memory cgroup, files cold and warm, every start with fresh caches, the sides
 interleaved.  Stock appears twice: as it is, and with the best setting that a search over its two
 knobs finds and that serves the same load.  One document a scenario, `results/main_job-NAME.json`
-(`ullage.compare/1`, with commit and command), and the table beside it in Markdown.
+(`ullage.compare/1`, with commit, command and where the logs are), and the table beside it in
+Markdown.  Both are written anew after each start, so that an interrupt leaves what there was; the
+logs of every start stay in `results/logs/`, which git ignores.
 
     python benchmarks/main_job.py              all scenarios (about three hours on 2 cores)
     python benchmarks/main_job.py 4GiB-cold    one
@@ -12,10 +14,10 @@ knobs finds and that serves the same load.  One document a scenario, `results/ma
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,11 @@ import psutil
 from ullage.compare.files import FileState
 from ullage.compare.interrupt import interruptible
 from ullage.compare.machine import preferred_dtype
-from ullage.compare.model import MAX_POSITIONS, cached_model, demo_shape
-from ullage.compare.run import Request, compare
+from ullage.compare.model import cached_model, demo_shape
+from ullage.compare.request import demo_request
+from ullage.compare.result import write_whole
+from ullage.compare.run import compare
+from ullage.errors import UllageError
 from ullage.report.comparison import Comparison, document
 from ullage.report.comparison_table import markdown
 from ullage.units import GIB
@@ -70,63 +75,90 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     with interruptible():
-        for name in options.scenario or SCENARIOS:
-            if SCENARIOS[name].memory_bytes > psutil.virtual_memory().total:
-                print(f"{name}: this machine has less memory", file=sys.stderr)
-                continue
-            write(name, run(SCENARIOS[name]), options.output)
+        failed = [
+            name for name in options.scenario or SCENARIOS if not measure(name, options.output)
+        ]
+    sys.exit(1 if failed else 0)
 
 
-def run(scenario: Scenario) -> Comparison:
-    shape = demo_shape(preferred_dtype(), small=False)
+def measure(name: str, directory: Path) -> bool:
+    """Run one scenario; False where it did not come to its end, and the next one can still run."""
+    scenario = SCENARIOS[name]
+    if scenario.memory_bytes > psutil.virtual_memory().total:
+        print(f"{name}: this machine has less memory", file=sys.stderr)
+        return True
+    try:
+        run(name, scenario, directory)
+    except UllageError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return False
+    print((directory / f"main_job-{name}.md").read_text())
+    return True
+
+
+def run(name: str, scenario: Scenario, directory: Path) -> None:
     began_s = time.monotonic()
+    shape = demo_shape(preferred_dtype(), small=False)
+    logs = directory / "logs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    request = demo_request(
+        shape,
+        cached_model(shape, lambda _written_bytes: None),
+        small=False,
+        memory_bytes=scenario.memory_bytes,
+        output=logs,
+    )
+    record = Record(name=name, directory=directory, logs=logs, commit=commit())
 
     def phase(text: str) -> None:
         print(f"{time.monotonic() - began_s:6.0f} s  {text}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="ullage-bench-") as logs:
-        return compare(
-            Request(
-                model=cached_model(shape, lambda _written_bytes: None),
-                model_label="demo model",
-                memory_bytes=scenario.memory_bytes,
-                unconfined=False,
-                starts=scenario.starts,
-                files=scenario.files,
-                tune_stock=scenario.tune_stock,
-                compiled=scenario.compiled,
-                output=Path(logs) / "logs",
-                dtype=preferred_dtype(),
-                max_model_len=MAX_POSITIONS,
-                input_tokens=192,
-                output_tokens=64,
-                concurrency=scenario.concurrency,
-                prompts=None,
-                port=None,
-                extra=(),
-            ),
-            phase,
-        )
+    compare(
+        dataclasses.replace(
+            request,
+            starts=scenario.starts,
+            files=scenario.files,
+            tune_stock=scenario.tune_stock,
+            compiled=scenario.compiled,
+            concurrency=scenario.concurrency,
+        ),
+        phase,
+        record.write,
+    )
 
 
-def write(name: str, comparison: Comparison, directory: Path) -> None:
-    measured: dict[str, Any] = {
-        **document(comparison),
-        "commit": commit(),
-        "command": f"python benchmarks/main_job.py {name}",
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"main_job-{name}.json").write_text(json.dumps(measured, indent=2) + "\n")
-    (directory / f"main_job-{name}.md").write_text(markdown(comparison))
-    print(markdown(comparison))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Where one scenario's result goes, and the commit that it began with."""
+
+    name: str
+    directory: Path
+    logs: Path
+    commit: str
+
+    def write(self, so_far: Comparison) -> None:
+        """Replace the document and the table by what there is now."""
+        measured: dict[str, Any] = {
+            **document(so_far),
+            "commit": both(self.commit, commit()),
+            "command": f"python benchmarks/main_job.py {self.name}",
+            "logs": str(self.logs.relative_to(self.directory)),
+        }
+        text = json.dumps(measured, indent=2) + "\n"
+        write_whole(self.directory / f"main_job-{self.name}.json", text)
+        write_whole(self.directory / f"main_job-{self.name}.md", markdown(so_far))
 
 
 def commit() -> str:
-    """The commit that was measured, with a mark where the product's files differ from it."""
+    """The commit that is checked out, with a mark where the product's files differ from it."""
     git = ["git", "-C", str(RESULTS.parent)]
     head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False)
-    return f"{head}, with changes" if changed.returncode else head
+    changes = subprocess.check_output([*git, "status", "--porcelain", "--", "../src"], text=True)
+    return f"{head}, with changes in src" if changes.strip() else head
+
+
+def both(start: str, end: str) -> str:
+    """What was measured, where it was the same all along; else both, with a mark."""
+    return start if start == end else f"{start} at the start, {end} at the end"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ It answers /health, names its KV cache in its log, and takes as much memory as i
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import textwrap
@@ -18,7 +19,7 @@ from ullage.compare import server as server_module
 from ullage.compare.checkpoint import Checkpoint
 from ullage.compare.container import check_enforced
 from ullage.compare.load import Load
-from ullage.compare.server import ServerSettings, free_port
+from ullage.compare.server import ServerSettings
 from ullage.compare.starts import STOCK, ULLAGE, SidePlan, Trial, run_start, run_starts, tuned
 from ullage.compare.tune import EXPLICIT, best_flags, search
 from ullage.drivers.cgroups import memory_levels
@@ -49,6 +50,8 @@ PROGRAM = """
         cache = bytearray(b"x") * size
         tokens = (size >> 20) + (1000 if os.environ.get("ULLAGE") else 0)
         print(f"CPU KV cache size: {tokens:,} tokens", flush=True)
+        if os.environ.get("ULLAGE") and "--unloaded" not in sys.argv:
+            print("INFO ullage committed 1000 blocks, 1.00 GiB", flush=True)
         if "--refuse" in sys.argv:
             raise ValueError("there is no room")
         address = ("127.0.0.1", int(after("--port")))
@@ -70,7 +73,7 @@ def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(server_module, "engine_command", command)
     monkeypatch.setattr(load_module, "engine_command", command)
-    monkeypatch.setattr("ullage.compare.starts.prepare", lambda state, model: 0)
+    monkeypatch.setattr("ullage.compare.starts.prepare", lambda state, model: 5)
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def trial(tmp_path: Path) -> Trial:
             max_num_batched_tokens=64,
             max_num_seqs=4,
             cpus="0-0",
-            port=free_port(),
+            port=None,
             extra=(),
         ),
         load=Load(input_tokens=8, output_tokens=8, concurrency=4, prompts=6),
@@ -112,13 +115,15 @@ def test_a_start_is_measured_from_log_client_and_group(trial: Trial) -> None:
     assert (start.completed, start.failed, start.output_tok_s) == (6, 0, 5.0)
     assert start.peak_unreclaimable_bytes is not None
     assert 128 * MIB < start.peak_unreclaimable_bytes < LIMIT_BYTES
+    assert start.samples_per_s is not None
+    assert start.warm_file_bytes == 5
     assert (trial.output / "one" / "server.log").is_file()
     assert left_behind() == []
 
 
 def test_sides_take_turns_and_only_ullage_is_switched_on(trial: Trial) -> None:
     said: list[str] = []
-    sides = run_starts(trial, [STOCK, ULLAGE], 2, said.append)
+    *_, sides = run_starts(trial, [STOCK, ULLAGE], 2, said.append)
     titles = list(dict.fromkeys(text.partition(": ")[0] for text in said))
     assert titles == [
         "stock, default, start 1 of 2",
@@ -128,6 +133,16 @@ def test_sides_take_turns_and_only_ullage_is_switched_on(trial: Trial) -> None:
     ]
     assert sides["stock"].values("kv_tokens") == [0, 0]
     assert sides["ullage"].values("kv_tokens") == [1000, 1000]
+
+
+def test_an_ullage_that_was_not_loaded_has_not_served(trial: Trial) -> None:
+    side = dataclasses.replace(ULLAGE, flags=("--unloaded",))
+    start = run_start(trial, side, trial.output / "one", quiet)
+    assert start.started
+    assert not start.served
+    assert start.error is not None
+    assert start.error.startswith("ullage's plugin was not loaded")
+    assert left_behind() == []
 
 
 def test_a_refused_start_tells_why_and_leaves_nothing(trial: Trial) -> None:

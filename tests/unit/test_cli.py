@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
 import ullage
 from ullage import cli
-from ullage.cli.serve import engine_command, has_distribution
+from ullage.compare.engine import engine_command
 from ullage.errors import DoesNotFit, EngineFailed, UnknownModel, Unreadable, Usage
 
 COMMANDS = sorted(command.callback.__name__ for command in cli.app.registered_commands)
@@ -157,6 +159,13 @@ class FakeEngine:
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n")
 
+    def add_plugin(self) -> None:
+        metadata = self.folder / "other-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+        group = "[vllm.general_plugins]\nullage = ullage.vllm_plugin:register\n"
+        (metadata / "entry_points.txt").write_text(group)
+
     def serve(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         paths = [str(self.folder), str(Path(ullage.__file__).parents[1])]
         return run("serve", *arguments, PYTHONPATH=os.pathsep.join(paths), **environment)
@@ -168,6 +177,7 @@ ENGINE_ARGUMENTS = ["--dtype", "float32", "-O0", "--served-model-name", "a b", "
 def test_serve_hands_every_argument_to_the_engine_in_its_order(tmp_path: Path):
     engine = FakeEngine(tmp_path)
     engine.add_distribution()
+    engine.add_plugin()
     result = engine.serve("org/model", *ENGINE_ARGUMENTS, ULLAGE="0")
     assert result.returncode == 0, result.stderr
     passed = ["vllm.entrypoints.cli.main", "serve", "org/model", *ENGINE_ARGUMENTS, "1"]
@@ -177,12 +187,23 @@ def test_serve_hands_every_argument_to_the_engine_in_its_order(tmp_path: Path):
 def test_serve_takes_options_before_the_model_too(tmp_path: Path):
     engine = FakeEngine(tmp_path)
     engine.add_distribution()
+    engine.add_plugin()
     result = engine.serve("--port", "8001", "org/model")
     assert result.stdout.rstrip("\n").split("|")[2:] == ["--port", "8001", "org/model", "1"]
 
 
+@pytest.fixture
+def _no_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: ModuleSpec("vllm", None, origin="x"))
+
+
+@pytest.mark.usefixtures("_no_distribution")
 def test_serve_starts_the_api_server_where_no_distribution_is_named_vllm():
-    command = engine_command(["org/model", "--port", "8001"], distribution=False)
+    command = engine_command(["serve", "org/model", "--port", "8001"])
     module = command[command.index("-m") + 1 :]
     assert module == [
         "vllm.entrypoints.openai.api_server",
@@ -193,10 +214,29 @@ def test_serve_starts_the_api_server_where_no_distribution_is_named_vllm():
     ]
 
 
+@pytest.mark.usefixtures("_no_distribution")
+def test_a_client_needs_the_distribution():
+    with pytest.raises(EngineFailed, match="`vllm bench` asks for one"):
+        engine_command(["bench", "serve"])
+
+
+def test_serve_refuses_an_engine_that_would_not_load_the_plugin(tmp_path: Path):
+    engine = FakeEngine(tmp_path)
+    engine.add_distribution()
+    engine.add_plugin()
+    result = engine.serve("org/model", VLLM_PLUGINS="other")
+    assert (result.returncode, result.stdout) == (4, "")
+    assert result.stderr == (
+        "ullage: VLLM_PLUGINS='other' leaves ullage's plugin out, so vLLM would run as stock. "
+        "Unset it, or add ullage to it.\n"
+    )
+    assert engine.serve("org/model", VLLM_PLUGINS="ullage").returncode == 0
+
+
 def test_serve_without_an_engine_says_so_and_ends_with_4(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(EngineFailed, match="vLLM is not installed beside"):
-        has_distribution()
+        engine_command(["serve", "org/model"])
 
 
 def test_serve_without_a_model_is_a_usage_error():

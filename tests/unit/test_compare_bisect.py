@@ -7,10 +7,14 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.compare.bisect import STEP_BYTES, STEP_SHARE, Probe, best, bounds, next_value
+from ullage.compare.bisect import STEP_BYTES, STEP_SHARE, Probe, bounds, next_value
 from ullage.units import GIB, MIB
 
 MOST_PROBES = 12
+
+
+def best(probes: list[Probe]) -> int | None:
+    return max((probe.value_bytes for probe in probes if probe.verdict == "works"), default=None)
 
 
 def search(try_value: Callable[[int], Probe], upper_bytes: int) -> list[Probe]:

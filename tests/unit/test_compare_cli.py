@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fakes.checkpoint import write_weights
 from ullage.cli.compare import compare
 from ullage.cli.demo import demo
-from ullage.errors import UllageError, UnknownModel, Usage
+from ullage.compare import run as run_module
+from ullage.compare.flags import check_extra
+from ullage.compare.request import Request
+from ullage.errors import DoesNotFit, EngineFailed, NotEnforced, UllageError, UnknownModel, Usage
 
 
 def invoke(command: Callable[..., None], *arguments: str) -> Any:
@@ -51,9 +54,7 @@ def test_a_wrong_argument_is_one_sentence_and_leaves_nothing(
 
 def test_a_limit_below_the_weights_says_what_would_do(elsewhere: Path) -> None:
     (elsewhere / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    tensor = {"dtype": "F32", "shape": [1 << 29], "data_offsets": [0, 2 << 30]}
-    header = json.dumps({"w": tensor}).encode()
-    (elsewhere / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    write_weights(elsewhere / "model.safetensors", "F32", 1 << 29, 2 << 30)
     result = invoke(compare, str(elsewhere), "--memory", "1GiB", "--dtype", "float32")
     assert result.exception is not None
     assert "take 2.00 GiB, more than the limit of 1.00 GiB" in str(result.exception)
@@ -67,6 +68,52 @@ def test_the_demo_refuses_a_size_before_it_makes_a_model(
     result = invoke(demo, "--memory", memory)
     assert isinstance(result.exception, Usage)
     assert not (elsewhere / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "check", "kind"),
+    [
+        (["--memory", "512MiB"], None, DoesNotFit),
+        ([], "engine_command", EngineFailed),
+        ([], "check_plugin", EngineFailed),
+        ([], "check_enforced", NotEnforced),
+    ],
+)
+def test_the_demo_makes_no_model_where_it_could_not_run(
+    arguments: list[str],
+    check: str | None,
+    kind: type[UllageError],
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: object) -> None:
+        raise kind("no")
+
+    for name in ("engine_command", "check_plugin", "check_enforced", "check_machine"):
+        monkeypatch.setattr(run_module, name, refuse if name == check else lambda _: "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere / "cache"))
+    result = invoke(demo, *arguments)
+    assert isinstance(result.exception, kind)
+    assert not (elsewhere / "cache").exists()
+
+
+def test_what_is_left_of_an_unfinished_comparison_is_said(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(request: Request, phase: object) -> None:
+        request.output.mkdir()
+        (request.output / "comparison.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "compare", interrupted)
+    result = invoke(compare, str(elsewhere), "--output", "logs", "--unconfined")
+    assert "What there is of the result: logs/comparison.json" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_flag_of_the_engine_that_is_ours_is_a_usage_error(elsewhere: Path) -> None:
+    with pytest.raises(Usage, match="Put --dtype before --"):
+        check_extra(["--dtype", "float16"])
 
 
 @pytest.mark.parametrize("command", [compare, demo])

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from ullage.compare.engine_log import available_bytes, error_line, kv_tokens, requested_for_kv_bytes
-from ullage.compare.tune import EXPLICIT, Tried, best_flags, probe, utilization
+from ullage.compare.engine_log import (
+    available_bytes,
+    error_line,
+    kv_tokens,
+    plugin_acted,
+    requested_for_kv_bytes,
+)
+from ullage.compare.tune import (
+    EXPLICIT,
+    Tried,
+    best_flags,
+    doubts,
+    outcome,
+    probe,
+    utilization,
+)
 from ullage.report.comparison import Start
 from ullage.units import GIB, MIB
 
@@ -87,6 +101,24 @@ def test_a_start_that_fails_under_load_is_too_much() -> None:
     killed = Start(started=True, error="killed", kv_tokens=9_999, failed=3, oom_kills=1)
     assert probe(GIB, killed).verdict == "too_much"
     assert probe(GIB, served(1)).verdict == "works"
+
+
+def test_a_client_that_fails_without_a_kill_is_a_doubt_and_told() -> None:
+    client = Start(started=True, error="the client ended with code 1", failed=3, oom_kills=0)
+    died = Start(started=True, error="RuntimeError: out", failed=3, oom_kills=0)
+    unanswered = Start(started=True, error=None, failed=3, oom_kills=0)
+    tried = [Tried(flags=("--a", str(n)), start=each) for n, each in enumerate([client, died])]
+    assert probe(GIB, client).verdict == "too_much"
+    assert doubts(tried) == ("--a 0 was taken for too much, although the client ended with code 1",)
+    assert outcome(client).startswith("not for lack of memory: the client ended")
+    assert "the engine lived and 3 requests failed" in outcome(unanswered)
+    assert outcome(died) == "3 requests failed, 0 OOM kills"
+
+
+def test_the_plugins_own_line_tells_that_it_acted() -> None:
+    line = "(Worker) INFO 11-30 [cpu_worker.py:109] ullage committed 2312 blocks, 1.4 GiB, at"
+    assert plugin_acted(["x", line])
+    assert not plugin_acted(["ullage commits 2312 blocks.", "CPU KV cache size: 36,992 tokens"])
 
 
 def test_the_better_knob_wins_by_tokens() -> None:

@@ -15,7 +15,7 @@ from ullage.errors import Usage
 from ullage.units import parse_size
 
 if TYPE_CHECKING:
-    from ullage.compare.run import Request
+    from ullage.compare.request import Request
 
 
 class Files(StrEnum):
@@ -36,7 +36,8 @@ FileStates = Annotated[
     Files,
     typer.Option(
         help="Page cache before each start: cold, as a container's first start on a machine, or "
-        "warm, as a restart."
+        "warm, as a restart. Cold drops the page cache of the whole machine where the user may "
+        "(root), else that of the engine's and the model's files."
     ),
 ]
 TuneStock = Annotated[
@@ -111,7 +112,7 @@ def compare(
     when every start of ullage served, 1 when one did not, 3 when the limit cannot be enforced, and
     4 when no side started.
     """
-    from ullage.compare.run import Request
+    from ullage.compare.request import Request
 
     compare_and_print(
         Request(
@@ -180,8 +181,12 @@ def compare_and_print(request: Request, form: Output) -> None:
     from ullage.report.comparison import document
     from ullage.report.comparison_table import markdown, print_table
 
-    with interruptible(), phases() as phase:
-        comparison = run_comparison(request, phase)
+    try:
+        with interruptible(), phases() as phase:
+            comparison = run_comparison(request, phase)
+    except BaseException:
+        tell_what_is_left(request.output)
+        raise
     if form is Output.json:
         typer.echo(json.dumps(document(comparison), indent=2))
     elif form is Output.markdown:
@@ -192,3 +197,12 @@ def compare_and_print(request: Request, form: Output) -> None:
         print_table(comparison, Console())
     typer.echo(f"Logs: {os.path.relpath(request.output)}", err=True)
     raise typer.Exit(exit_code(comparison))
+
+
+def tell_what_is_left(output: Path) -> None:
+    """After an interrupt or an error: where the starts that were finished are."""
+    from ullage.compare.result import RESULT
+
+    if (output / RESULT).is_file():
+        left = os.path.relpath(output / RESULT)
+        typer.echo(f"Not finished. What there is of the result: {left}", err=True)

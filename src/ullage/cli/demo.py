@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import dataclasses
+from typing import Annotated
 
 import typer
 
@@ -22,9 +23,6 @@ from ullage.cli.compare import (
     limit,
     output_form,
 )
-
-# The quick look does not fill a cache of several hundred thousand tokens.
-SMALL_CONCURRENCY: Final = 64
 
 
 def demo(
@@ -47,36 +45,31 @@ def demo(
     whole table: ullage demo --starts 5 --tune-stock.
     """
     from ullage.cli.progress import bytes_bar
+    from ullage.compare.checkpoint import check_fits
     from ullage.compare.interrupt import interruptible
     from ullage.compare.machine import preferred_dtype
-    from ullage.compare.model import MAX_POSITIONS, cached_model, demo_shape
-    from ullage.compare.run import Request
+    from ullage.compare.model import cached_model, demo_shape
+    from ullage.compare.request import demo_request
+    from ullage.compare.run import check_place
 
     form = output_form(json_=json_, markdown=markdown)
     memory_bytes = limit(memory, unconfined=unconfined)
-    dtype = preferred_dtype()
-    shape = demo_shape(dtype, small=small)
+    shape = demo_shape(preferred_dtype(), small=small)
+    check_fits("of the demo model", shape.weights_bytes, memory_bytes)
     with interruptible(), bytes_bar("Making the demo model", shape.weights_bytes) as progress:
+        check_place(None if unconfined else memory_bytes)
         model = cached_model(shape, progress)
+    request = demo_request(
+        shape, model, small=small, memory_bytes=memory_bytes, output=output or default_output()
+    )
     compare_and_print(
-        Request(
-            model=model,
-            model_label="small demo model" if small else "demo model",
-            memory_bytes=memory_bytes,
+        dataclasses.replace(
+            request,
             unconfined=unconfined,
             starts=starts,
             files=files.value,
             tune_stock=tune_stock,
             compiled=compile_,
-            output=output or default_output(),
-            dtype=dtype,
-            max_model_len=MAX_POSITIONS,
-            input_tokens=192,
-            output_tokens=64,
-            concurrency=SMALL_CONCURRENCY if small else None,
-            prompts=None,
-            port=None,
-            extra=(),
         ),
         form,
     )

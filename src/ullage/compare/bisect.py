@@ -30,11 +30,6 @@ def bounds(probes: Sequence[Probe], upper_bytes: int) -> tuple[int, int]:
     return max(low, default=0), min(high, default=upper_bytes)
 
 
-def best(probes: Sequence[Probe]) -> int | None:
-    """The highest value that works; None where none does."""
-    return max((p.value_bytes for p in probes if p.verdict == "works"), default=None)
-
-
 def next_value(probes: Sequence[Probe], upper_bytes: int) -> int | None:
     """The value to try next, in whole MiB; None once the bounds are within 64 MiB or 3 %.
 

@@ -9,6 +9,8 @@ from typing import Final
 from ullage.units import GIB
 
 _TOKENS: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
+# vllm_plugin/cpu_worker.py, once the cache is committed.
+_COMMITTED: Final = re.compile(r"ullage committed \d+ blocks")
 _ERROR: Final = re.compile(r"\b((?:[A-Z]\w*)?(?:Error|Exception): .+)")
 # What the processes above the failing one say of it: true, and no reason.
 _ECHOES: Final = (
@@ -28,6 +30,11 @@ def kv_tokens(lines: Iterable[str]) -> int | None:
     """Tokens of the KV cache, from the last line that names them; None without one."""
     found = [match[1] for line in lines if (match := _TOKENS.search(line))]
     return int(found[-1].replace(",", "")) if found else None
+
+
+def plugin_acted(lines: Iterable[str]) -> bool:
+    """Does the log say that ullage's plugin made the KV cache?"""
+    return any(_COMMITTED.search(line) for line in lines)
 
 
 def error_line(lines: Iterable[str]) -> str | None:

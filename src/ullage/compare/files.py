@@ -25,26 +25,29 @@ _LARGE_BYTES: Final = (
 _LOADED: Final = (".so", ".py", ".pyc", ".json")
 
 
-def prepare(state: FileState, model: Path) -> int:
+def prepare(state: FileState, model: Path) -> int | None:
     """Set the state for `model` and the engine of this interpreter.
 
     Returns the bytes of their files that stayed in memory although they should be cold: the kernel
-    does not drop what another process maps, such as an engine that runs beside this one.
+    does not drop what another process maps, such as an engine that runs beside this one.  None for
+    warm files, and where the kernel does not tell this user.
     """
     files = list(_files(model))
     if state == "warm":
         _each(pagecache.read_file, files)
-        return 0
+        return None
     if not pagecache.drop_all():
         _each(pagecache.drop_file, files)
-    return sum(_resident_bytes(path) for path in files if path.stat().st_size >= _LARGE_BYTES)
+    return _resident_bytes([path for path in files if path.stat().st_size >= _LARGE_BYTES])
 
 
-def _resident_bytes(path: Path) -> int:
+def _resident_bytes(paths: Iterable[Path]) -> int | None:
     try:
-        return pagecache.resident_bytes(path) or 0
+        sizes = [pagecache.resident_bytes(path) for path in paths]
     except OSError:
-        return 0
+        return None
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def _each(act: Callable[[Path], None], files: Iterable[Path]) -> None:

@@ -2,72 +2,60 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-import psutil
-
+from ullage.accounting.exact import HOST_SOURCE
 from ullage.compare import machine
 from ullage.compare.checkpoint import Checkpoint, read_checkpoint
 from ullage.compare.container import UNCONFINED, check_enforced
-from ullage.compare.files import FileState
+from ullage.compare.engine import check_plugin, engine_command
+from ullage.compare.flags import check_extra, redacted
 from ullage.compare.load import Load
-from ullage.compare.server import ServerSettings, check_port, engine_command, free_port
+from ullage.compare.request import Request
+from ullage.compare.result import write_result
+from ullage.compare.server import ServerSettings, check_port, inherited_environment
 from ullage.compare.starts import STOCK, ULLAGE, Phase, Trial, run_starts
 from ullage.compare.tune import tune_stock
+from ullage.devices import host
+from ullage.devices.base import Reading
 from ullage.errors import Usage
-from ullage.report.comparison import Comparison, Settings, Side, SideName
+from ullage.report.comparison import Comparison, Settings
 from ullage.units import gib
 
 MAX_BATCHED_TOKENS: Final = 2048
 MAX_SEQUENCES: Final = 1024  # of the load that is chosen here; --concurrency may ask for more
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What is to be compared.  None: chosen from model, limit and processor."""
-
-    model: Path
-    model_label: str
-    memory_bytes: int
-    unconfined: bool
-    starts: int
-    files: FileState
-    tune_stock: bool
-    compiled: bool
-    output: Path
-    dtype: str | None
-    max_model_len: int
-    input_tokens: int
-    output_tokens: int
-    concurrency: int | None
-    prompts: int | None
-    port: int | None
-    extra: tuple[str, ...]
-
-
-def compare(request: Request, phase: Phase) -> Comparison:
+def compare(
+    request: Request, phase: Phase, finished: Callable[[Comparison], None] = lambda so_far: None
+) -> Comparison:
     """Run every start of every side.
 
-    Raises, before anything is started: UnknownModel, Usage, DoesNotFit, NotEnforced, EngineFailed.
+    After each start the comparison so far is in `comparison.json` beside the logs, and `finished`
+    is told.  Raises, before anything is started: UnknownModel, Usage, DoesNotFit, NotEnforced,
+    EngineFailed.
     """
     trial, where = prepare_trial(request)
     make_output(trial.output)
     sides = [STOCK]
     if request.tune_stock:
-        total_bytes = trial.limit_bytes or psutil.virtual_memory().total
-        best = tune_stock(trial, total_bytes, phase)
-        sides += [best] if best is not None else []
-    done = run_starts(trial, [*sides, ULLAGE], request.starts, phase)
-    return Comparison(
+        total_bytes = trial.limit_bytes or _memory().total_bytes or 0
+        sides.append(tune_stock(trial, total_bytes, phase))
+    comparison = Comparison(
         machine=machine.describe(where),
         versions=machine.versions(),
         settings=_settings(request, trial),
-        sides=_ordered(done, tuned=request.tune_stock),
+        sides={},
     )
+    for done in run_starts(trial, [*sides, ULLAGE], request.starts, phase):
+        comparison = dataclasses.replace(comparison, sides=done)
+        write_result(comparison, trial.output)
+        finished(comparison)
+    return comparison
 
 
 def make_output(directory: Path) -> None:
@@ -93,10 +81,10 @@ def prepare_trial(request: Request) -> tuple[Trial, str]:
     limit_bytes = None if request.unconfined else request.memory_bytes
     checkpoint.check_fits(request.memory_bytes)
     load = _load(request, checkpoint)
-    engine_command([])
+    check_extra(request.extra)
     if request.port is not None:
         check_port(request.port)
-    where = _enforced(limit_bytes)
+    where = check_place(limit_bytes)
     settings = ServerSettings(
         model=checkpoint.path,
         dtype=dtype,
@@ -105,7 +93,7 @@ def prepare_trial(request: Request) -> tuple[Trial, str]:
         max_num_batched_tokens=max(MAX_BATCHED_TOKENS, load.concurrency),
         max_num_seqs=load.concurrency,
         cpus=cpu_list(os.sched_getaffinity(0)),
-        port=request.port or free_port(),
+        port=request.port,
         extra=request.extra,
     )
     trial = Trial(
@@ -119,7 +107,13 @@ def prepare_trial(request: Request) -> tuple[Trial, str]:
     return trial, where
 
 
-def _enforced(limit_bytes: int | None) -> str:
+def check_place(limit_bytes: int | None) -> str:
+    """Check that an engine with ullage's plugin is here and the limit holds; says where it is set.
+
+    Raises EngineFailed, Usage, NotEnforced.
+    """
+    engine_command(["bench"])
+    check_plugin(inherited_environment())
     if limit_bytes is None:
         return UNCONFINED.where
     check_machine(limit_bytes)
@@ -127,13 +121,25 @@ def _enforced(limit_bytes: int | None) -> str:
 
 
 def check_machine(limit_bytes: int) -> None:
-    """Raise Usage where the machine has less memory than the container is to have."""
-    total_bytes = psutil.virtual_memory().total
-    if limit_bytes > total_bytes:
-        raise Usage(
-            f"A limit of {gib(limit_bytes)} is more than this machine's {gib(total_bytes)}. "
-            f"Use at most --memory {total_bytes >> 30}GiB."
-        )
+    """Raise Usage where the machine, or a group around this process, has less memory.
+
+    The tighter limit would hold then, and not the one that the table names.
+    """
+    tightest = _memory()
+    total_bytes = tightest.total_bytes
+    if total_bytes is None or limit_bytes <= total_bytes:
+        return
+    where = "this machine's" if tightest.source == HOST_SOURCE else f"{tightest.source}'s"
+    raise Usage(
+        f"A limit of {gib(limit_bytes)} is more than {where} {gib(total_bytes)}. "
+        f"Use at most --memory {total_bytes >> 20}MiB."
+    )
+
+
+def _memory() -> Reading:
+    """The source with the least memory in all: the machine, or a group that this process is in."""
+    known = [reading for reading in host.read() if reading.total_bytes is not None]
+    return min(known, key=lambda reading: reading.total_bytes or 0)
 
 
 def _load(request: Request, checkpoint: Checkpoint) -> Load:
@@ -169,14 +175,6 @@ def cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(map(str, ordered))
 
 
-def _ordered(done: dict[SideName, Side], *, tuned: bool) -> dict[SideName, Side]:
-    """Sides in the table's order; a search that found nothing is a side without starts."""
-    if tuned and "stock_tuned" not in done:
-        none = Side(label="stock, best by hand", flags=(), starts=())
-        return {"stock": done["stock"], "stock_tuned": none, "ullage": done["ullage"]}
-    return done
-
-
 def _settings(request: Request, trial: Trial) -> Settings:
     return Settings(
         model=request.model_label,
@@ -187,7 +185,7 @@ def _settings(request: Request, trial: Trial) -> Settings:
         dtype=trial.settings.dtype,
         weights_bytes=trial.checkpoint.weights_bytes,
         kv_token_bytes=trial.checkpoint.kv_token_bytes,
-        flags=trial.settings.flags(),
+        flags=dataclasses.replace(trial.settings, extra=redacted(trial.settings.extra)).flags(),
         input_tokens=trial.load.input_tokens,
         output_tokens=trial.load.output_tokens,
         concurrency=trial.load.concurrency,

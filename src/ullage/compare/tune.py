@@ -12,6 +12,7 @@ from typing import Final
 
 from ullage.compare.bisect import Probe, Verdict, next_value
 from ullage.compare.engine_log import available_bytes, requested_for_kv_bytes
+from ullage.compare.load import failed_in_client
 from ullage.compare.starts import Phase, SidePlan, Trial, run_start, tuned
 from ullage.report.comparison import Start
 from ullage.units import GIB, gib
@@ -50,13 +51,25 @@ def utilization(total_bytes: int) -> Knob:
 EXPLICIT: Final = Knob(flag="--kv-cache-memory-bytes", value=str)
 
 
-def tune_stock(trial: Trial, total_bytes: int, phase: Phase) -> SidePlan | None:
-    """The side "stock, best by hand"; None where no setting works."""
+def tune_stock(trial: Trial, total_bytes: int, phase: Phase) -> SidePlan:
+    """The side "stock, best by hand"; without flags where no setting works."""
     tried: list[Tried] = []
     for knob in (EXPLICIT, utilization(total_bytes)):
         tried += search(knob, total_bytes, lambda flags: _try(trial, flags, phase))
-    flags = best_flags(tried)
-    return tuned(flags) if flags is not None else None
+    return tuned(best_flags(tried) or (), doubts(tried))
+
+
+def doubts(tried: Sequence[Tried]) -> tuple[str, ...]:
+    """Probes that failed for no reason of memory; the search took them for too much nonetheless."""
+    return tuple(
+        f"{' '.join(one.flags)} was taken for too much, although {_client_reason(one.start)}"
+        for one in tried
+        if failed_in_client(one.start)
+    )
+
+
+def _client_reason(start: Start) -> str:
+    return start.error or f"the engine lived and {start.failed} requests failed"
 
 
 def search(knob: Knob, total_bytes: int, run: Callable[[tuple[str, ...]], Start]) -> list[Tried]:
@@ -118,4 +131,6 @@ def outcome(start: Start) -> str:
         return f"works with {start.kv_tokens} KV tokens{size}"
     if not start.started:
         return "refused"
+    if failed_in_client(start):
+        return f"not for lack of memory: {_client_reason(start)}"
     return f"{start.failed} requests failed, {start.oom_kills} OOM kills"
