@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
+from rich.table import Column
 
 from ullage.units import gib
 
@@ -25,7 +26,10 @@ def phases() -> Iterator[Phase]:
             f"{time.monotonic() - began:6.0f} s  {text}", soft_wrap=True, markup=False
         )
         return
-    columns = (SpinnerColumn(), Elapsed(), TextColumn("{task.description}", markup=False))
+    # Without leave to wrap, a long text takes the place of the columns before it.
+    words = Column(no_wrap=False, overflow="fold")
+    text = TextColumn("{task.description}", markup=False, table_column=words)
+    columns = (SpinnerColumn(), Elapsed(), text)
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda text: progress.update(task, description=text)
