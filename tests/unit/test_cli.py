@@ -13,6 +13,7 @@ import pytest
 
 import ullage
 from ullage import cli
+from ullage.cli.serve import check_model
 from ullage.compare.engine import engine_command
 from ullage.errors import DoesNotFit, EngineFailed, UnknownModel, Unreadable, Usage
 
@@ -251,6 +252,17 @@ def test_serve_refuses_a_directory_without_a_model(tmp_path: Path):
     assert result.stderr == (
         f"ullage: The directory '{tmp_path}' has no config.json. Name the directory of a model.\n"
     )
+
+
+def test_serve_refuses_a_directory_that_it_may_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refused(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(UnknownModel, match="cannot be read: Permission denied"):
+        check_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["/nowhere/model", "./nowhere", "../nowhere"])

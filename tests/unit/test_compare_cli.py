@@ -111,6 +111,14 @@ def test_what_is_left_of_an_unfinished_comparison_is_said(
     assert result.stdout == ""
 
 
+def test_an_earlier_result_is_not_taken_for_this_ones(elsewhere: Path) -> None:
+    (elsewhere / "logs").mkdir()
+    (elsewhere / "logs" / "comparison.json").touch()
+    result = invoke(compare, str(elsewhere), "--output", "logs", "--unconfined")
+    assert isinstance(result.exception, UnknownModel)
+    assert result.stderr == ""
+
+
 def test_a_flag_of_the_engine_that_is_ours_is_a_usage_error(elsewhere: Path) -> None:
     with pytest.raises(Usage, match="Put --dtype before --"):
         check_extra(["--dtype", "float16"])

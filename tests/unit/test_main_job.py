@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from ullage.errors import NotEnforced
 from ullage.report.comparison import Comparison, Machine, Settings, Side, Start
 from ullage.units import GIB
 
@@ -76,6 +77,25 @@ def test_what_was_finished_is_written_with_commit_and_logs_however_it_ends(
     assert written["commit"] == "aaa at the start, bbb, with changes in src at the end"
     assert written["logs"].startswith("logs/4GiB-cold-")
     assert "no room" in (tmp_path / "main_job-4GiB-cold.md").read_text()
+
+
+def test_a_scenario_that_fails_is_named_and_the_next_one_can_run(
+    main_job: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(*_: object) -> None:
+        raise NotEnforced("No limit here. Run as root.")
+
+    monkeypatch.setattr(main_job, "run", refused)
+    monkeypatch.setattr(main_job.psutil, "virtual_memory", lambda: Machine64)
+    assert not main_job.measure("4GiB-cold", tmp_path)
+    assert capsys.readouterr().err == "4GiB-cold: No limit here. Run as root.\n"
+
+
+class Machine64:
+    total = 64 * GIB
 
 
 def test_a_new_file_in_src_marks_the_commit(

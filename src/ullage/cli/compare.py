@@ -181,11 +181,14 @@ def compare_and_print(request: Request, form: Output) -> None:
     from ullage.report.comparison import document
     from ullage.report.comparison_table import markdown, print_table
 
+    earlier = result_in(request.output)
     try:
         with interruptible(), phases() as phase:
             comparison = run_comparison(request, phase)
     except BaseException:
-        tell_what_is_left(request.output)
+        left = result_in(request.output)
+        if left is not None and earlier is None:
+            typer.echo(f"Not finished. What there is of the result: {left}", err=True)
         raise
     if form is Output.json:
         typer.echo(json.dumps(document(comparison), indent=2))
@@ -199,10 +202,9 @@ def compare_and_print(request: Request, form: Output) -> None:
     raise typer.Exit(exit_code(comparison))
 
 
-def tell_what_is_left(output: Path) -> None:
-    """After an interrupt or an error: where the starts that were finished are."""
+def result_in(output: Path) -> str | None:
+    """The path of a result in the directory of the logs; None without one."""
     from ullage.compare.result import RESULT
 
-    if (output / RESULT).is_file():
-        left = os.path.relpath(output / RESULT)
-        typer.echo(f"Not finished. What there is of the result: {left}", err=True)
+    result = output / RESULT
+    return os.path.relpath(result) if result.is_file() else None

@@ -79,8 +79,7 @@ class MemoryGroup:
 
     def _number(self, name: str) -> int:
         """A version 1 counter; 0 where the kernel has no such file (swap is not accounted)."""
-        path = self.path / name
-        return int(path.read_text()) if path.is_file() else 0
+        return sysfs.read_number(str(self.path / name)) or 0
 
     def _counters(self, name: str) -> dict[str, int]:
         return sysfs.read_counters(str(self.path / name))
