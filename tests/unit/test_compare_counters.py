@@ -92,7 +92,7 @@ def test_locked_file_pages_count_and_locked_anonymous_pages_count_once(tmp_path:
 
 def sampled(inside: MemoryGroup) -> Counters:
     with Sampler(inside) as sampler:
-        while sampler._samples == 0:
+        while sampler._samples == 0 and sampler._thread.is_alive():
             time.sleep(0.001)
         return sampler.counters()
 
