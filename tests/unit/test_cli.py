@@ -13,7 +13,7 @@ import pytest
 
 import ullage
 from ullage import cli
-from ullage.cli.serve import check_model
+from ullage.cli.serve import check_model, switched_on
 from ullage.compare.engine import engine_command
 from ullage.errors import DoesNotFit, EngineFailed, UnknownModel, Unreadable, Usage
 
@@ -191,6 +191,19 @@ def test_serve_takes_options_before_the_model_too(tmp_path: Path):
     engine.add_plugin()
     result = engine.serve("--port", "8001", "org/model")
     assert result.stdout.rstrip("\n").split("|")[2:] == ["--port", "8001", "org/model", "1"]
+
+
+def test_serve_refuses_a_switch_with_no_value_before_the_engine_starts(tmp_path: Path):
+    engine = FakeEngine(tmp_path)
+    engine.add_distribution()
+    engine.add_plugin()
+    result = engine.serve("org/model", ULLAGE_MARGIN="1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "ULLAGE_MARGIN: '1' is not a size with a unit. Write it like 1GiB." in result.stderr
+
+
+def test_serve_leaves_another_engine_s_front_end_behind():
+    assert "ULLAGE_FRONTEND" not in switched_on({"ULLAGE_FRONTEND": "1", "HOME": "/"})
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Final
 import typer
 
 from ullage.errors import UnknownModel, Usage
+from ullage.vllm_plugin import settings
 
 # Everything behind `serve` is the engine's, in its order; only a `--help` that comes first is ours.
 PASS_THROUGH: Final = {
@@ -70,4 +71,11 @@ def _has_configuration(path: Path) -> bool:
 
 
 def switched_on(environment: Mapping[str, str]) -> dict[str, str]:
-    return {**environment, "ULLAGE": "1"}
+    """The engine's environment.  Raises Usage for a switch whose value is none.
+
+    A front end that another engine left in ours is not this engine's.
+    """
+    kept = {name: value for name, value in environment.items() if name != settings.FRONTEND}
+    switched = {**kept, "ULLAGE": "1"}
+    settings.read(switched)
+    return switched
