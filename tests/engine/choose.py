@@ -27,6 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
             "prompt_lookup_max": 2,
         }
     },
+    "offloading": {"kv_offloading_size": 1.0},
+    "adapters": {"enable_lora": True},
     "connector": {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,7 @@ from typing import Any
 
 from ullage.compare.model import Shape, cached_model
 
+ENGINE_WITHIN_S = 400
 HERE = Path(__file__).parent
 OUR_WORKER = "ullage.vllm_plugin.cpu_worker.UllageCPUWorker"
 STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
@@ -51,13 +54,19 @@ def run(program: str, *arguments: str, python: str = sys.executable, **added: st
     """What `program` of this folder wrote as its result, with its output as "log".  Cached."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
-        process = subprocess.run(
+        process = subprocess.Popen(
             [python, str(HERE / program), str(tiny_model()), str(result), *arguments],
             env=environment(**added),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
+            start_new_session=True,
         )
-        assert process.returncode == 0, process.stdout[-40_000:]
-        return {**json.loads(result.read_text()), "log": process.stdout}
+        try:
+            log, _ = process.communicate(timeout=ENGINE_WITHIN_S)
+        finally:
+            # The engine's own processes too, whatever ended the wait.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 0, log[-40_000:]
+        return {**json.loads(result.read_text()), "log": log}

@@ -15,6 +15,8 @@ REASONS = {
     "two ranks": "--tensor-parallel-size",
     "speculation": "--speculative-config",
     "connector": "--kv-transfer-config",
+    "offloading": "--kv-offloading-size",
+    "adapters": "--enable-lora",
 }
 
 

@@ -281,3 +281,23 @@ def test_what_is_missing_for_the_least_cache_is_said_with_a_size_that_would_do()
 def test_where_the_fraction_binds_the_way_out_is_the_fraction():
     decision = decided(take(container(8 * GIB, GIB), [process(WORKER, GIB)]), utilization=0.1)
     assert "Raise --gpu-memory-utilization by" in why_nothing_fits(decision, GIB)
+
+
+def test_a_fraction_is_one_of_the_limit_also_where_the_host_binds():
+    """The host has less left than the container may take; the user meant the container's limit."""
+    host = Reading(
+        source="meminfo",
+        total_bytes=64 * GIB,
+        free_bytes=10 * GIB,
+        used_bytes=54 * GIB,
+        parts=MemoryParts(available_bytes=10 * GIB),
+    )
+    taken = snapshot(
+        readings=[host, container(16 * GIB, 2 * GIB)],
+        processes=[process(WORKER, 2 * GIB)],
+        taken_at_s=0.0,
+    )
+    assert taken.binding_source == "meminfo"
+    decision = decided(taken, utilization=0.5)
+    assert decision.budget.kv_bytes == 6 * GIB
+    assert decision.limit_bytes == 16 * GIB

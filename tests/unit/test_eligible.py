@@ -17,20 +17,25 @@ RULES = rules_for(Version("0.32.0"))
 def config(**changes: Any) -> SimpleNamespace:
     """A start that is handled, but for `changes`, named "part__attribute" or "attribute"."""
     made = SimpleNamespace(
-        cache_config=SimpleNamespace(kv_cache_memory_bytes=None, num_gpu_blocks_override=None),
+        cache_config=SimpleNamespace(
+            kv_cache_memory_bytes=None, num_gpu_blocks_override=None, kv_offloading_size=None
+        ),
         model_config=SimpleNamespace(
             runner_type="generate", is_encoder_decoder=False, is_multimodal_model=False
         ),
         parallel_config=SimpleNamespace(
-            world_size_across_dp=1, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker"
+            world_size_across_dp=1,
+            worker_cls="vllm.v1.worker.cpu_worker.CPUWorker",
+            _api_process_count=1,
         ),
         kv_transfer_config=None,
+        lora_config=None,
         speculative_config=None,
         use_v2_model_runner=False,
     )
     for name, value in changes.items():
-        part, _, attribute = name.rpartition("__")
-        setattr(getattr(made, part) if part else made, attribute, value)
+        part, _, attribute = name.partition("__")
+        setattr(getattr(made, part) if attribute else made, attribute or part, value)
     return made
 
 
@@ -56,6 +61,9 @@ def test_a_plain_start_is_handled():
         ({"parallel_config__world_size_across_dp": 2}, "--tensor-parallel-size"),
         ({"model_config__is_multimodal_model": True}, "--mm-processor-cache-gb"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
+        ({"cache_config__kv_offloading_size": 4.0}, "--kv-offloading-size"),
+        ({"lora_config": object()}, "--enable-lora"),
+        ({"parallel_config___api_process_count": 2}, "--api-server-count"),
         ({"speculative_config": object()}, "--speculative-config"),
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER"),
         ({"parallel_config__worker_cls": "my.Worker"}, "my.Worker"),

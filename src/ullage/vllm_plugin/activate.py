@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -21,7 +22,8 @@ _MARK = "_ullage_wrapped"
 def activate() -> None:
     """Let the platform's configuration step choose our worker where a start can be handled."""
     settings.read(os.environ)  # raises where a value is none, before anything is loaded
-    os.environ.setdefault(settings.FRONTEND, str(os.getpid()))
+    if multiprocessing.parent_process() is None:
+        os.environ[settings.FRONTEND] = str(os.getpid())  # whatever an engine above us left there
     engine = versions.installed()
     rules = versions.rules_for(engine)
     if rules is None:
@@ -82,6 +84,7 @@ def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
     reason = reason_against(vllm_config, rules, os.environ, memory_nodes())
     if reason is None:
         parallel_config.worker_cls = versions.OUR_WORKER
+        os.environ.setdefault(versions.GRAMMAR_CACHE, str(versions.GRAMMAR_CACHE_MB))
         prompt_logprobs.refuse(allowed=settings.read(os.environ).prompt_logprobs)
     else:
         fall_back(reason)

@@ -1,4 +1,4 @@
-"""Files that the compiler wrote during the start, and that memory must not go on holding."""
+"""What torch compiles during a start: can it, and the files that memory must not go on holding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
+
+
+def is_possible() -> bool:
+    """Is there a C++ compiler that inductor takes?"""
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
 
 
 def write_out(since_s: float) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from vllm import envs
 from vllm.config.cache import CacheConfig
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -22,7 +23,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from ullage.errors import DoesNotFit, MemoryRefused, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
-from ullage.units import gib
+from ullage.units import MIB, gib
 from ullage.vllm_plugin import compiled, placement, settings, versions, warm_up
 from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
 from ullage.vllm_plugin.observe import Observer
@@ -137,14 +138,16 @@ class UllageCPUWorker(CPUWorker):
     def _measure(self, cache: KVCache) -> Decision:
         # Nothing may address blocks that have no memory yet.
         self.model_runner.kv_cache_config.num_blocks = cache.committed_blocks
-        warmed = warm_up.run(
-            self.model_runner,
+        sizes = warm_up.Sizes(
             max_model_len=self.model_config.max_model_len,
-            prompt_logprobs=self._settings.prompt_logprobs,
+            capacity_tokens=cache.layout.capacity_blocks * self.cache_config.block_size,
+        )
+        warmed = warm_up.run(
+            self.model_runner, sizes=sizes, prompt_logprobs=self._settings.prompt_logprobs
         )
         compiled.write_out(self._started_s)
         with self._observer.usual_work():
-            warm_up.usual_work(self.model_runner, max_model_len=self.model_config.max_model_len)
+            warm_up.usual_work(self.model_runner, sizes)
         logger.info("ullage warm-up: %s.", warmed.text())
         decision = decide(
             snapshot=self._observer.take(),
@@ -152,7 +155,7 @@ class UllageCPUWorker(CPUWorker):
             layout=cache.layout,
             committed_bytes=cache.physical_bytes,
             transient_bytes=warmed.transient_bytes,
-            later_bytes=self._rules.later_bytes,
+            later_bytes=self._rules.later_bytes + envs.VLLM_XGRAMMAR_CACHE_MB * MIB,
             margin_bytes=self._settings.margin_bytes,
             utilization=self._explicit_utilization(),
         )

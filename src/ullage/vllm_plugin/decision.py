@@ -23,6 +23,7 @@ class Decision:
 
     blocks: int
     kv_bytes: int
+    limit_bytes: int
     budget: Budget
     ledger: Ledger
 
@@ -40,7 +41,7 @@ def decide(
 ) -> Decision:
     """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker."""
     bounds = budget(
-        total_bytes=snapshot.total_bytes,
+        total_bytes=_limit_bytes(snapshot),
         available_bytes=snapshot.available_bytes,
         engine=Engine(
             used_bytes=_own_bytes(snapshot) - committed_bytes,
@@ -49,7 +50,7 @@ def decide(
             later_bytes=later_bytes,
         ),
         margin_bytes=(
-            default_margin_bytes(snapshot.total_bytes) if margin_bytes is None else margin_bytes
+            default_margin_bytes(_limit_bytes(snapshot)) if margin_bytes is None else margin_bytes
         ),
         utilization=utilization,
     )
@@ -58,6 +59,7 @@ def decide(
     return Decision(
         blocks=blocks,
         kv_bytes=kv_bytes,
+        limit_bytes=_limit_bytes(snapshot),
         budget=bounds,
         ledger=_ledger(snapshot, bounds, worker_pid, committed_bytes, kv_bytes),
     )
@@ -70,14 +72,19 @@ def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
     way_out = (
         f"Raise the memory limit by {gib(missing_bytes)} or more"
         if decision.budget.bound == "available"
-        else "Raise --gpu-memory-utilization by "
-        f"{missing_bytes / decision.ledger.total_bytes:.2f} or more"
+        else f"Raise --gpu-memory-utilization by {missing_bytes / decision.limit_bytes:.2f} or more"
     )
     return (
         f"No KV cache fits into {gib(decision.ledger.total_bytes)}: with {gib(kept_bytes)} kept "
         f"free for peaks, {gib(missing_bytes)} are missing for the least one of "
         f"{gib(2 * block_bytes)}. {way_out}."
     )
+
+
+def _limit_bytes(snapshot: Snapshot) -> int:
+    """The smallest total of all sources, as the engine takes it: a fraction is one of the limit,
+    also where the host has less left than the limit allows."""
+    return min(each.total_bytes for each in snapshot.readings if each.total_bytes is not None)
 
 
 def _own_bytes(snapshot: Snapshot) -> int:

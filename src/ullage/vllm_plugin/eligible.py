@@ -39,8 +39,20 @@ _CHECKS: Final[Sequence[Check]] = (
         lambda config: config.parallel_config.world_size_across_dp > 1,
     ),
     (
-        "a KV connector is configured (--kv-transfer-config)",
-        lambda config: config.kv_transfer_config is not None,
+        "several API servers start beside the engine (--api-server-count above 1)",
+        lambda config: config.parallel_config._api_process_count > 1,
+    ),
+    (
+        "a KV connector is configured (--kv-transfer-config, --kv-offloading-size)",
+        # vLLM makes a connector of the size, after the step that chooses the worker.
+        lambda config: (
+            config.kv_transfer_config is not None
+            or config.cache_config.kv_offloading_size is not None
+        ),
+    ),
+    (
+        "adapters are loaded beside the KV cache (--enable-lora)",
+        lambda config: config.lora_config is not None,
     ),
     (
         "speculative decoding is configured (--speculative-config)",

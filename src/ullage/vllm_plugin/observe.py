@@ -11,6 +11,7 @@ from ullage.accounting.exact import WorkingSet, settle
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.devices import host
 from ullage.devices.base import ProcessReading
+from ullage.errors import Unreadable
 from ullage.vllm_plugin import settings
 
 
@@ -29,9 +30,14 @@ class Observer:
     def usual_work(self) -> Iterator[None]:
         """The engine does inside what it does while it serves.
 
-        Raises Unreadable where the references of an own process cannot be reset.
+        Where the references of an own process cannot be reset, the working set stays unknown, and
+        every mapped page counts as in use.
         """
-        host.forget_file_references(self._pids())
+        try:
+            host.forget_file_references(self._pids())
+        except Unreadable:
+            yield
+            return
         yield
         referenced_bytes = host.referenced_file_bytes(self._pids())
         mapped = [

@@ -45,6 +45,11 @@ TABLE: Final = (
     ),
 )
 
+GRAMMAR_CACHE: Final = "VLLM_XGRAMMAR_CACHE_MB"
+"""vLLM's limit of what the engine core keeps of compiled grammars, 512 by default: it fills as
+requests for structured output come, long after the KV cache has its size."""
+GRAMMAR_CACHE_MB: Final = 32
+
 OUR_WORKER: Final = "ullage.vllm_plugin.cpu_worker.UllageCPUWorker"
 
 

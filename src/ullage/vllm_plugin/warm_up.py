@@ -2,8 +2,9 @@
 
 vLLM's own profile run skips attention and takes the plainest sampler.  Here a full
 `max_num_batched_tokens` step runs with attention, a decode of `max_num_seqs` requests over the
-longest context, and the sampler with penalties and log probabilities.  Every block table entry is
-0 then: the steps read and write the null block only.
+longest contexts that they can have at once, and the sampler with penalties and log probabilities.
+Every block table entry is 0 then, and no slot is mapped: the steps read the null block only, and
+write none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from ullage.drivers import malloc, procfs
 from ullage.errors import Unreadable
 from ullage.units import gib
+from ullage.vllm_plugin import compiled
 
 _USUAL_TOKENS: Final = 64
 
@@ -52,19 +54,31 @@ class WarmUp:
         )
 
 
-def run(runner: Any, *, max_model_len: int, prompt_logprobs: bool) -> WarmUp:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """`capacity_tokens`: what the KV cache's addresses could ever hold, all requests together."""
+
+    max_model_len: int
+    capacity_tokens: int
+
+    def context_tokens(self, requests: int) -> int:
+        """The longest context that `requests` requests can have at once."""
+        return min(self.max_model_len, max(1, self.capacity_tokens // requests))
+
+
+def run(runner: Any, *, sizes: Sizes, prompt_logprobs: bool) -> WarmUp:
     """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
 
     First a small one of each kind, unmeasured: it loads and compiles what stays, and a peak that
     came before that would lie hidden below it.  VmHWM is the kernel's own peak: no sampling, so
     none between two samples is missed.  Raises Unreadable where /proc/self cannot be read or reset.
     """
-    usual_work(runner, max_model_len=max_model_len)
+    usual_work(runner, sizes)
     _touch(runner.input_batch)
     _settle_heap()
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
-        ("largest prefill", lambda: _prefill(runner, max_model_len, prompt_logprobs)),
-        ("longest decode", lambda: _decode(runner, max_model_len)),
+        ("largest prefill", lambda: _prefill(runner, sizes, prompt_logprobs)),
+        ("longest decode", lambda: _decode(runner, sizes)),
     )
     with torch.inference_mode():
         measured = tuple(_measured(name, step) for name, step in steps)
@@ -116,48 +130,56 @@ def _known(value: int | None, name: str) -> int:
     return value
 
 
-def _prefill(runner: Any, max_model_len: int, prompt_logprobs: bool) -> None:
+def _prefill(runner: Any, sizes: Sizes, prompt_logprobs: bool) -> None:
     tokens = runner.max_num_tokens
-    decodes = min(runner.scheduler_config.max_num_seqs - 1, tokens // 2)
-    if tokens - decodes < max_model_len:
+    requests = min(runner.scheduler_config.max_num_seqs, tokens)
+    if tokens - min(requests - 1, tokens // 2) < sizes.max_model_len:
         # One long prefill beside as many decodes as can be.
         hidden, last = runner._dummy_run(tokens, force_attention=True, create_mixed_batch=True)
     else:
-        # A step holds more tokens than a request may have: a context longer than the model's would
-        # leave its row of the block table.
+        # A step holds more tokens than a request may have: longer contexts than the model's would
+        # leave their rows of the block table, and more queries than context have no meaning.
+        each = min(tokens // requests, sizes.max_model_len)
         hidden, last = runner._dummy_run(
-            tokens, force_attention=True, profile_seq_lens=max_model_len
+            each * requests, force_attention=True, profile_seq_lens=sizes.max_model_len
         )
-    _sample(runner, last, max_model_len)
+    _sample(runner, last, sizes)
     if prompt_logprobs:
         _score_prompt(runner, hidden)
 
 
-def _decode(runner: Any, max_model_len: int) -> None:
+def _decode(runner: Any, sizes: Sizes) -> None:
     requests = min(runner.scheduler_config.max_num_seqs, runner.max_num_tokens)
     _, last = runner._dummy_run(
-        requests, force_attention=True, uniform_decode=True, profile_seq_lens=max_model_len
+        requests,
+        force_attention=True,
+        uniform_decode=True,
+        profile_seq_lens=sizes.context_tokens(requests),
     )
-    _sample(runner, last, max_model_len)
+    _sample(runner, last, sizes)
 
 
-def _sample(runner: Any, last_hidden_states: Any, max_model_len: int) -> None:
-    with _heaviest_sampling(runner, max_model_len):
+def _sample(runner: Any, last_hidden_states: Any, sizes: Sizes) -> None:
+    with _heaviest_sampling(runner, sizes.max_model_len):
         runner._dummy_sampler_run(last_hidden_states)
 
 
 @contextmanager
 def _heaviest_sampling(runner: Any, max_model_len: int) -> Iterator[None]:
     """Have vLLM's dummy sampling ask for penalties over prompts of `max_model_len` tokens, and for
-    as many log probabilities as are allowed."""
+    as many log probabilities as are allowed.
+
+    vLLM compiles what ranks them; without a compiler no request for them can be served anyway.
+    """
     most = runner.model_config.max_logprobs
+    scored = compiled.is_possible()
 
     def ask_for_more(module: Any, args: Any, kwargs: Any) -> Any:
         metadata = kwargs["sampling_metadata"]
         rows = kwargs["logits"].shape[0]
         heavier = replace(
             metadata,
-            max_num_logprobs=most if most >= 0 else kwargs["logits"].shape[1],
+            max_num_logprobs=(most if most >= 0 else kwargs["logits"].shape[1]) if scored else None,
             no_penalties=False,
             prompt_token_ids=torch.zeros((rows, max_model_len), dtype=torch.int64),
             output_token_ids=[[0] for _ in range(rows)],
@@ -179,13 +201,17 @@ def _score_prompt(runner: Any, hidden_states: Any) -> None:
     runner.sampler.gather_logprobs(scores, max(1, runner.model_config.max_logprobs), targets)
 
 
-def usual_work(runner: Any, *, max_model_len: int) -> None:
-    """A short prefill, a decode and sampling, with everything compiled and loaded before: what
-    serving touches, and nothing that only a start does."""
-    tokens = min(_USUAL_TOKENS, runner.max_num_tokens)
+def usual_work(runner: Any, sizes: Sizes) -> None:
+    """A short prefill, a short decode and sampling: all the code that serving touches, at once."""
+    requests = min(runner.scheduler_config.max_num_seqs, runner.max_num_tokens)
+    context = min(_USUAL_TOKENS, sizes.max_model_len)
+    tokens = min(_USUAL_TOKENS, runner.max_num_tokens, context * requests)
     with torch.inference_mode():
-        runner._dummy_run(tokens, force_attention=True, profile_seq_lens=min(tokens, max_model_len))
-        _decode(runner, max_model_len)
+        runner._dummy_run(tokens, force_attention=True, profile_seq_lens=context)
+        _, last = runner._dummy_run(
+            requests, force_attention=True, uniform_decode=True, profile_seq_lens=context
+        )
+        _sample(runner, last, sizes)
 
 
 def _settle_heap() -> None:
