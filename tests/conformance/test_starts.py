@@ -21,7 +21,7 @@ from ullage.compare.container import check_enforced
 from ullage.compare.load import Load
 from ullage.compare.server import ServerSettings
 from ullage.compare.starts import STOCK, ULLAGE, SidePlan, Trial, run_start, run_starts, tuned
-from ullage.compare.tune import EXPLICIT, best_flags, search
+from ullage.compare.tune import EXPLICIT, lasting, search
 from ullage.drivers.cgroups import memory_levels
 from ullage.errors import NotEnforced
 from ullage.units import MIB
@@ -177,6 +177,6 @@ def test_the_search_finds_the_room_that_the_limit_leaves(trial: Trial) -> None:
     def start(flags: tuple[str, ...]):  # type: ignore[no-untyped-def]
         return run_start(trial, tuned(flags), trial.output / str(next(numbers)), quiet)
 
-    best = best_flags(search(EXPLICIT, LIMIT_BYTES, start))
+    best, _ = lasting(search(EXPLICIT, LIMIT_BYTES, start), lambda flags, _: start(flags))
     assert best is not None
     assert ROOM_BYTES - 64 * MIB < int(best[1]) < LIMIT_BYTES

@@ -12,8 +12,8 @@ from ullage.compare.engine_log import (
 from ullage.compare.tune import (
     EXPLICIT,
     Tried,
-    best_flags,
     doubts,
+    lasting,
     outcome,
     probe,
     utilization,
@@ -127,5 +127,28 @@ def test_the_better_knob_wins_by_tokens() -> None:
         Tried(flags=utilization(4 * GIB).flags(GIB), start=served(200)),
         Tried(flags=EXPLICIT.flags(2 * GIB), start=refused(EXPLICIT_TOO_LARGE)),
     ]
-    assert best_flags(tried) == ("--gpu-memory-utilization", "0.2500")
-    assert best_flags(tried[2:]) is None
+    assert lasting(tried, lambda *_: served(200)) == (("--gpu-memory-utilization", "0.2500"), ())
+    assert lasting(tried[2:], lambda *_: served(1)) == (None, ())
+
+
+def test_a_setting_that_serves_once_and_not_again_is_passed_over_and_told() -> None:
+    """Near the limit it is luck whether a start survives its load."""
+    tried = [
+        Tried(flags=("--a", "1"), start=served(19_840)),
+        Tried(flags=("--a", "2"), start=served(17_024)),
+        Tried(flags=("--a", "3"), start=served(11_392)),
+    ]
+    killed = Start(started=True, error="killed", kv_tokens=19_840, failed=40, oom_kills=1)
+    calls: list[tuple[str, int]] = []
+
+    def again(flags: tuple[str, ...], number: int) -> Start:
+        calls.append((flags[1], number))
+        return killed if (flags[1], number) in {("1", 2), ("2", 3)} else served(1)
+
+    flags, fell = lasting(tried, again)
+    assert flags == ("--a", "3")
+    assert fell == (
+        "--a 1 (19,840 tokens) served once, and at start 2: 40 requests failed, 1 OOM kills",
+        "--a 2 (17,024 tokens) served once, and at start 3: 40 requests failed, 1 OOM kills",
+    )
+    assert calls == [("1", 2), ("2", 2), ("2", 3), ("3", 2), ("3", 3)]

@@ -45,7 +45,8 @@ TuneStock = Annotated[
     typer.Option(
         "--tune-stock",
         help="Also search the best working setting of the stock engine: --gpu-memory-utilization "
-        "and --kv-cache-memory-bytes, by bisection. Takes a minute or two a probe.",
+        "and --kv-cache-memory-bytes, by bisection; the best that serves three times wins. Takes a "
+        "minute or two a start.",
     ),
 ]
 Unconfined = Annotated[

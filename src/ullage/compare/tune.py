@@ -1,7 +1,8 @@
 """Stock's best working setting, as a patient user finds it: bisection over both of its knobs.
 
 A setting works when the engine starts, answers every request of the load, and loses no process to
-the limit.  Both knobs are searched in bytes; the better result wins, by KV tokens.
+the limit, three times in a row: near the limit a setting serves once and is killed the next time.
+Both knobs are searched in bytes; the better result wins, by KV tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ullage.units import GIB, gib
 
 # The log rounds to 0.01 GiB; a hint taken at face value would be refused again half of the time.
 ROUNDING_BYTES: Final = GIB // 100
+STARTS: Final = 3  # that a setting must serve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +57,29 @@ def tune_stock(trial: Trial, total_bytes: int, phase: Phase) -> SidePlan:
     """The side "stock, best by hand"; without flags where no setting works."""
     tried: list[Tried] = []
     for knob in (EXPLICIT, utilization(total_bytes)):
-        tried += search(knob, total_bytes, lambda flags: _try(trial, flags, phase))
-    return tuned(best_flags(tried) or (), doubts(tried))
+        tried += search(knob, total_bytes, lambda flags: _try(trial, flags, 1, phase))
+    flags, fell = lasting(tried, lambda flags, number: _try(trial, flags, number, phase))
+    return tuned(flags or (), (*doubts(tried), *fell))
+
+
+def lasting(
+    tried: Sequence[Tried], again: Callable[[tuple[str, ...], int], Start]
+) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The flags that serve `STARTS` times, the most KV tokens first; and what fell before them."""
+    fell: list[str] = []
+    working = [one for one in tried if one.start.served and one.start.kv_tokens]
+    for one in sorted(working, key=lambda one: one.start.kv_tokens or 0, reverse=True):
+        for number in range(2, STARTS + 1):
+            start = again(one.flags, number)
+            if not start.served:
+                fell.append(
+                    f"{' '.join(one.flags)} ({one.start.kv_tokens:,} tokens) served once, and at "
+                    f"start {number}: {outcome(start)}"
+                )
+                break
+        else:
+            return one.flags, tuple(fell)
+    return None, tuple(fell)
 
 
 def doubts(tried: Sequence[Tried]) -> tuple[str, ...]:
@@ -84,14 +107,6 @@ def search(knob: Knob, total_bytes: int, run: Callable[[tuple[str, ...]], Start]
     return tried
 
 
-def best_flags(tried: Sequence[Tried]) -> tuple[str, ...] | None:
-    """The flags of the working start with the most KV tokens; None without one."""
-    working = [one for one in tried if one.start.served and one.start.kv_tokens]
-    if not working:
-        return None
-    return max(working, key=lambda one: one.start.kv_tokens or 0).flags
-
-
 def probe(value_bytes: int, start: Start) -> Probe:
     """What a start says about its value."""
     if start.served:
@@ -116,9 +131,9 @@ def _cache_too_small(error: str) -> bool:
     return "max seq len" in error or "No available memory for the cache blocks" in error
 
 
-def _try(trial: Trial, flags: tuple[str, ...], phase: Phase) -> Start:
-    directory = trial.output / "tuning" / "-".join(flags).lstrip("-")
-    title = f"tuning stock with {flags[0]} {flags[1]}"
+def _try(trial: Trial, flags: tuple[str, ...], number: int, phase: Phase) -> Start:
+    directory = trial.output / "tuning" / f"{'-'.join(flags).lstrip('-')}-{number}"
+    title = f"tuning stock with {flags[0]} {flags[1]}, start {number}"
     start = run_start(trial, tuned(flags), directory, lambda text: phase(f"{title}: {text}"))
     phase(f"{title}: {outcome(start)}")
     return start
