@@ -137,8 +137,10 @@ class Record:
 
     def write(self, so_far: Comparison) -> None:
         """Replace the document and the table by what there is now."""
+        told = document(so_far)
+        told["machine"]["cgroup"] = told["machine"]["cgroup"].partition(",")[0]  # not whose
         measured: dict[str, Any] = {
-            **document(so_far),
+            **told,
             "commit": both(self.commit, commit()),
             "command": f"python benchmarks/main_job.py {self.name}",
             "logs": str(self.logs.relative_to(self.directory)),
