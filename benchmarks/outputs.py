@@ -12,7 +12,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from ullage.compare.model import cached_model, demo_shape
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
-from engines import environment, tiny_model  # noqa: E402 - after the path it is found on
+from engines import run, tiny_model  # noqa: E402 - after the path it is found on
 
 MODES: Final = {"eager": (), "compiled": ("--compiled",)}
 CACHING: Final = {"off": (), "on": ("--prefix-caching",)}
@@ -52,7 +51,10 @@ def main() -> None:
 
 def case(name: str, model: Path, mode: str, caching: str) -> dict[str, Any]:
     arguments = (*MODES[mode], *CACHING[caching])
-    outputs = {side: generate(model, arguments, added) for side, added in SIDES.items()}
+    outputs = {
+        side: run("generate.py", *arguments, model=model, **added)["outputs"]
+        for side, added in SIDES.items()
+    }
     answer = {
         "model": name,
         "mode": mode,
@@ -63,22 +65,6 @@ def case(name: str, model: Path, mode: str, caching: str) -> dict[str, Any]:
     }
     print(answer, file=sys.stderr, flush=True)
     return answer
-
-
-def generate(model: Path, arguments: tuple[str, ...], added: dict[str, str]) -> list[list[int]]:
-    program = ROOT / "tests" / "engine" / "generate.py"
-    with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "result.json"
-        command = [sys.executable, str(program), str(model), str(result), *arguments]
-        log = Path(scratch) / "log"
-        with log.open("w") as lines:
-            done = subprocess.run(
-                command, env=environment(**added), stdout=lines, stderr=lines, check=False
-            )
-        if done.returncode:
-            sys.exit(log.read_text()[-4000:])
-        outputs: list[list[int]] = json.loads(result.read_text())["outputs"]
-        return outputs
 
 
 if __name__ == "__main__":

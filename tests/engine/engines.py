@@ -50,12 +50,21 @@ def environment(**added: str) -> dict[str, str]:
 
 
 @functools.cache
-def run(program: str, *arguments: str, python: str = sys.executable, **added: str) -> Any:
-    """What `program` of this folder wrote as its result, with its output as "log".  Cached."""
+def run(
+    program: str,
+    *arguments: str,
+    python: str = sys.executable,
+    model: Path | None = None,
+    **added: str,
+) -> Any:
+    """What `program` of this folder wrote as its result, with its output as "log".  Cached.
+
+    `model` None: the tiny one.  No process of the program is left behind.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
         process = subprocess.Popen(
-            [python, str(HERE / program), str(tiny_model()), str(result), *arguments],
+            [python, str(HERE / program), str(model or tiny_model()), str(result), *arguments],
             env=environment(**added),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -60,11 +60,13 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
         prompt = [(number * 7919 + position * 31) % 1000 for position in range(PROMPT_TOKENS)]
         (output,) = llm.generate({"prompt_token_ids": prompt}, sampling)
         outputs.append(list(output.outputs[0].token_ids))
+    refusal = _refusal(llm, SamplingParams)
+    llm.llm_engine.engine_core.shutdown()
     return {
         "outputs": outputs,
         "worker": config.parallel_config.worker_cls,
         "blocks": config.cache_config.num_gpu_blocks,
-        "refusal": _refusal(llm, SamplingParams),
+        "refusal": refusal,
     }
 
 
