@@ -82,3 +82,4 @@ def test_stopping_twice_is_no_error() -> None:
     with started(SLEEP) as process:
         stop(process)
         stop(process)
+        assert process.returncode == -signal.SIGTERM
