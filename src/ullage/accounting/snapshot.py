@@ -18,6 +18,8 @@ from ullage.accounting.ledger import Ledger, Line
 from ullage.devices.base import ProcessReading, Reading
 
 OTHERS: Final = "other processes"
+# What `available` is made of, in this order.
+AVAILABLE_LINES: Final = ("unused", "file pages, reclaimable")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +168,6 @@ def _available_lines(settled: Settled, binding: Reading) -> Iterator[Line]:
         # A limit can be below what is used: memory.high, or one that was just lowered.
         free = max(0, settled.total_bytes - (binding.used_bytes or 0))
     unused_bytes = min(settled.available_bytes, free)
-    for name, size_bytes in (
-        ("unused", unused_bytes),
-        ("file pages, reclaimable", settled.available_bytes - unused_bytes),
-    ):
+    sizes_bytes = (unused_bytes, settled.available_bytes - unused_bytes)
+    for name, size_bytes in zip(AVAILABLE_LINES, sizes_bytes, strict=True):
         yield Line(name=name, size_bytes=size_bytes, provenance="derived", source=binding.source)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ullage.accounting.ledger import Ledger, Line
-from ullage.accounting.snapshot import Snapshot
+from ullage.accounting.snapshot import AVAILABLE_LINES, Snapshot
 from ullage.budget import Budget, Engine, budget, default_margin_bytes
 from ullage.errors import Unreadable
 from ullage.kv.size import Layout
@@ -14,7 +14,6 @@ from ullage.units import gib
 KV_CACHE = "KV cache"
 LEFT_OVER = "left over, less than is needed for one more block"
 LEFT_OVER_BY_UTILIZATION = "left over by --gpu-memory-utilization"
-AVAILABLE_LINES = ("unused", "file pages, reclaimable")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +39,9 @@ def decide(
     utilization: float | None,
 ) -> Decision:
     """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker."""
+    limit_bytes = _limit_bytes(snapshot)
     bounds = budget(
-        total_bytes=_limit_bytes(snapshot),
+        total_bytes=limit_bytes,
         available_bytes=snapshot.available_bytes,
         engine=Engine(
             used_bytes=_own_bytes(snapshot) - committed_bytes,
@@ -49,9 +49,7 @@ def decide(
             transient_bytes=transient_bytes,
             later_bytes=later_bytes,
         ),
-        margin_bytes=(
-            default_margin_bytes(_limit_bytes(snapshot)) if margin_bytes is None else margin_bytes
-        ),
+        margin_bytes=(default_margin_bytes(limit_bytes) if margin_bytes is None else margin_bytes),
         utilization=utilization,
     )
     blocks = layout.blocks_within(bounds.kv_bytes)
@@ -59,7 +57,7 @@ def decide(
     return Decision(
         blocks=blocks,
         kv_bytes=kv_bytes,
-        limit_bytes=_limit_bytes(snapshot),
+        limit_bytes=limit_bytes,
         budget=bounds,
         ledger=_ledger(snapshot, bounds, worker_pid, committed_bytes, kv_bytes),
     )
@@ -128,9 +126,4 @@ def _ledger(
 def _without_cache(line: Line, worker_pid: int, committed_bytes: int) -> Line:
     if line.size_bytes is None or not line.name.endswith(f"({worker_pid})"):
         return line
-    return Line(
-        name=line.name,
-        size_bytes=max(0, line.size_bytes - committed_bytes),
-        provenance=line.provenance,
-        source=line.source,
-    )
+    return replace(line, size_bytes=max(0, line.size_bytes - committed_bytes))
