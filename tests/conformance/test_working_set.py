@@ -45,7 +45,7 @@ def forget() -> None:
 
 
 def referenced_bytes() -> int:
-    size = procfs.referenced_file_bytes()
+    size = host.referenced_file_bytes([os.getpid()])
     assert size is not None
     return size
 

@@ -222,3 +222,37 @@ def test_the_host_is_named_by_its_processor(tmp_path):
     (device,) = host.find(root=tmp_path)
     assert (device.platform, device.index, device.name) == ("host", 0, "Z80")
     assert device.pci_bus_id is None
+
+
+def smaps(**mappings: tuple[str, int, int]) -> str:
+    """Mappings of files: name=(permissions, inode, referenced KiB)."""
+    return "".join(
+        f"7f3a00000000-7f3a10000000 {permissions} 00000000 fe:00 {inode}    /{name}\n"
+        f"Rss:             {referenced} kB\nReferenced:      {referenced} kB\n"
+        "Anonymous:              0 kB\n"
+        for name, (permissions, inode, referenced) in mappings.items()
+    )
+
+
+def test_code_that_several_processes_run_is_in_use_once_and_their_data_for_each(tmp_path):
+    write_tree(
+        tmp_path,
+        process_files(
+            10, ppid=1, smaps=smaps(torch=("r-xp", 5, 40), more=("r-xp", 5, 2), data=("r--p", 6, 7))
+        )
+        | process_files(11, ppid=10, smaps=smaps(torch=("r-xp", 5, 60), data=("r--p", 6, 9)))
+        | process_files(12, ppid=10, smaps=smaps(other=("r-xp", 8, 3))),
+    )
+    in_use = host.referenced_file_bytes([10, 11, 12], root=tmp_path)
+    assert in_use == (60 + 3 + 7 + 9) * KIB
+
+
+def test_one_process_whose_references_cannot_be_read_leaves_them_unknown(tmp_path):
+    write_tree(
+        tmp_path,
+        process_files(10, ppid=1, smaps=smaps(torch=("r-xp", 5, 40)))
+        | process_files(11, ppid=10)
+        | {"/proc/11/smaps.EACCES": ""},
+    )
+    assert host.referenced_file_bytes([10, 12], root=tmp_path) == 40 * KIB
+    assert host.referenced_file_bytes([10, 11], root=tmp_path) is None

@@ -32,6 +32,7 @@ COUNTS = {
     "head_dim",
     "heads",
     "hidden",
+    "inode",
     "intermediate",
     "kv_heads",
     "layers",

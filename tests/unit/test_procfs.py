@@ -68,7 +68,8 @@ def referenced_bytes(tmp_path: Path, *mappings: str) -> int | None:
     directory = tmp_path / "proc/42"
     directory.mkdir(parents=True)
     (directory / "smaps").write_text("".join(mappings))
-    return procfs.referenced_file_bytes(42, root=tmp_path)
+    files = procfs.referenced_files(42, root=tmp_path)
+    return None if files is None else sum(file.referenced_bytes for file in files)
 
 
 def test_touched_pages_of_files_are_summed_whatever_the_file_is_called(tmp_path):
@@ -107,4 +108,4 @@ def test_private_copies_of_a_file_s_pages_are_left_out_and_never_hide_touched_on
 
 
 def test_references_that_cannot_be_read_are_none_and_not_zero(tmp_path):
-    assert procfs.referenced_file_bytes(42, root=tmp_path) is None
+    assert procfs.referenced_files(42, root=tmp_path) is None

@@ -182,13 +182,35 @@ def forget_file_references(pids: Iterable[int]) -> None:
         procfs.forget_file_references(pid)
 
 
-def referenced_file_bytes(pids: Iterable[int]) -> int | None:
-    """Mapped file pages that the processes touched in the period; a page that two of them touched
-    counts twice.  None where one cannot be read; one that has ended counts nothing."""
-    living = [pid for pid in pids if procfs.stat(pid) is not None]
-    sizes = [procfs.referenced_file_bytes(pid) for pid in living]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+def referenced_file_bytes(pids: Iterable[int], *, root: Path = sysfs.REAL_ROOT) -> int | None:
+    """Mapped file pages that the processes touched in the period.
+
+    Processes of one engine run the same code: of a program's or a library's code, the most that one
+    of them touched counts.  Data counts for each, since two may use different parts of one file.
+    None where one cannot be read; one that has ended counts nothing.
+    """
+    data_bytes = 0
+    code_bytes: dict[tuple[str, int], int] = {}
+    for pid in pids:
+        if procfs.stat(pid, root=root) is None:
+            continue
+        files = procfs.referenced_files(pid, root=root)
+        if files is None:
+            return None
+        data_bytes += sum(file.referenced_bytes for file in files if not file.is_code)
+        for key, size_bytes in _code_bytes(files).items():
+            code_bytes[key] = max(size_bytes, code_bytes.get(key, 0))
+    return data_bytes + sum(code_bytes.values())
+
+
+def _code_bytes(files: Sequence[procfs.ReferencedFile]) -> dict[tuple[str, int], int]:
+    """By file, since one may have several mappings with code."""
+    sizes: dict[tuple[str, int], int] = {}
+    for file in files:
+        if file.is_code:
+            key = (file.device, file.inode)
+            sizes[key] = sizes.get(key, 0) + file.referenced_bytes
+    return sizes
 
 
 def _read_process(pid: int, root: Path) -> ProcessReading | None:

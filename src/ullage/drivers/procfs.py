@@ -6,6 +6,7 @@ Source: proc(5); Documentation/filesystems/proc.rst for smaps_rollup and clear_r
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,16 @@ class ProcessStat:
     state: str  # "Z": ended, holds no memory, waits to be collected
     ppid: int
     start_time_ticks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferencedFile:
+    """One mapping of a file; `device` and `inode` name the file on this machine."""
+
+    device: str  # "fe:00"
+    inode: int
+    is_code: bool
+    referenced_bytes: int
 
 
 def meminfo(*, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:
@@ -104,7 +115,7 @@ def reset_peak_rss(pid: Pid = "self") -> bool:
 
 
 def forget_file_references(pid: Pid = "self") -> bool:
-    """Let `referenced_file_bytes` start again from nothing.  False and Unreadable as above."""
+    """Let `referenced_files` start again from nothing.  False and Unreadable as above."""
     return _clear_refs(pid, "3")
 
 
@@ -123,28 +134,42 @@ def _clear_refs(pid: Pid, what: str) -> bool:
     return True
 
 
-def referenced_file_bytes(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> int | None:
-    """Mapped file pages that the process touched since `forget_file_references`.
+def referenced_files(
+    pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT
+) -> Sequence[ReferencedFile] | None:
+    """Mapped file pages that the process touched since `forget_file_references`, by file.
 
     Private copies of file pages and shared memory are not file pages.  Which of a mapping's touched
-    pages are copies is not said: as many as can be count as file pages.  None where unreadable.
+    pages are copies is not said: as many as can be count as file pages.  Where a file is mapped by
+    huge pages, one touch counts for all of its 2 MiB.  None where unreadable.
     """
     text = sysfs.read_optional(f"/proc/{pid}/smaps", root=root)
     if text is None:
         return None
-    total = present = referenced = 0
-    is_file = False
+    found = []
+    header, present, referenced = None, 0, 0
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if " " in key:  # "7f3a...-7f3b... r-xp 00000000 fe:00 1234   /usr/lib/libc.so.6"
-            is_file = _maps_file(line)
-        elif is_file and key == "Rss":
+            header = line.split(maxsplit=5) if _maps_file(line) else None
+        elif header and key == "Rss":
             present = int(value.split()[0]) * 1024
-        elif is_file and key == "Referenced":
+        elif header and key == "Referenced":
             referenced = int(value.split()[0]) * 1024
-        elif is_file and key == "Anonymous":  # follows both
-            total += min(referenced, present - int(value.split()[0]) * 1024)
-    return total
+        elif header and key == "Anonymous":  # follows both
+            file_bytes = min(referenced, present - int(value.split()[0]) * 1024)
+            found.append(_referenced_file(header, file_bytes))
+    return found
+
+
+def _referenced_file(header: Sequence[str], referenced_bytes: int) -> ReferencedFile:
+    permissions, device, inode = header[1], header[3], header[4]
+    return ReferencedFile(
+        device=device,
+        inode=int(inode),
+        is_code="x" in permissions,
+        referenced_bytes=referenced_bytes,
+    )
 
 
 _SHARED_MEMORY: Final = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")  # noqa: S108 - names in maps
