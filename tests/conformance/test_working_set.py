@@ -16,7 +16,7 @@ from ullage.compare.container import container
 from ullage.devices import host
 from ullage.drivers import procfs
 from ullage.errors import NotEnforced, Unreadable
-from ullage.units import MIB
+from ullage.units import KIB, MIB
 
 SIZE = 32 * MIB
 SOURCE = Path(host.__file__).parents[2]
@@ -56,6 +56,26 @@ def test_what_was_touched_since_is_counted_and_what_is_only_mapped_is_not(mapped
     before = referenced_bytes()
     touch(mapped, touched)
     assert referenced_bytes() - before == pytest.approx(touched, abs=2 * MIB)
+
+
+@pytest.mark.parametrize("size", [64 * KIB, 512 * KIB])
+def test_the_hottest_pages_are_seen_as_well(tmp_path, size):
+    """The processor still knows where they lie when they are forgotten."""
+    file = tmp_path / "code"
+    file.write_bytes(b"\1" * size)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, prot=mmap.PROT_READ) as area:
+        for _ in range(9):
+            sum(area[::4096])
+            forget()
+            sum(area[::4096])
+            assert referenced_of(file) == size
+
+
+def referenced_of(path: Path) -> int:
+    files = procfs.referenced_files()
+    assert files is not None
+    inode = path.stat().st_ino
+    return sum(file.referenced_bytes for file in files if file.inode == inode)
 
 
 def test_all_that_was_touched_since_the_start_counts_until_it_is_forgotten(mapped):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from ullage.devices import host
 from ullage.devices.base import MemoryParts
+from ullage.errors import Unreadable
 from ullage.units import KIB
 
 MEMINFO = """\
@@ -256,3 +259,15 @@ def test_one_process_whose_references_cannot_be_read_leaves_them_unknown(tmp_pat
     )
     assert host.referenced_file_bytes([10, 12], root=tmp_path) == 40 * KIB
     assert host.referenced_file_bytes([10, 11], root=tmp_path) is None
+
+
+def test_a_limit_that_is_refused_is_not_taken_for_none(tmp_path):
+    v2, v1 = write_tree(tmp_path / "v2", V2), write_tree(tmp_path / "v1", V1)
+    groups = (
+        (v2, "/sys/fs/cgroup/pod/ctr/memory.max"),
+        (v1, "/sys/fs/cgroup/memory/job/memory.limit_in_bytes"),
+    )
+    for root, limit in groups:
+        write_tree(root, {"/proc/meminfo": MEMINFO, f"{limit}.EACCES": ""})
+        with pytest.raises(Unreadable, match="EACCES"):
+            host.read(root=root)

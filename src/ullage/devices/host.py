@@ -76,12 +76,11 @@ def _read_level(level: Level, root: Path) -> Reading | None:
 
 def _read_v2(level: Level, root: Path) -> Reading | None:
     """Source: Documentation/admin-guide/cgroup-v2.rst."""
-    hard = sysfs.read_optional(f"{level.directory}/memory.max", root=root)
-    if hard is None:
+    if sysfs.read_text(f"{level.directory}/memory.max", root=root) is None:
         return None
     # Over memory.high processes are slowed down until they hardly run: as good as a limit.
     limits = [
-        sysfs.read_number(f"{level.directory}/{name}", root=root)
+        sysfs.read_limit(f"{level.directory}/{name}", root=root)
         for name in ("memory.max", "memory.high")
     ]
     stat = sysfs.read_counters(f"{level.directory}/memory.stat", root=root)
@@ -112,7 +111,7 @@ def _read_v1(level: Level, root: Path) -> Reading | None:
 
     Keys without "total_" count the group alone, without the groups below it.
     """
-    limit = sysfs.read_number(f"{level.directory}/memory.limit_in_bytes", root=root)
+    limit = sysfs.read_limit(f"{level.directory}/memory.limit_in_bytes", root=root)
     if limit is None:
         return None
     stat = sysfs.read_counters(f"{level.directory}/memory.stat", root=root)

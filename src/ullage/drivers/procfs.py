@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -115,8 +116,16 @@ def reset_peak_rss(pid: Pid = "self") -> bool:
 
 
 def forget_file_references(pid: Pid = "self") -> bool:
-    """Let `referenced_files` start again from nothing.  False and Unreadable as above."""
-    return _clear_refs(pid, "3")
+    """Let `referenced_files` start again from nothing.  False and Unreadable as above.
+
+    Clearing leaves the processor's cached translations alone, and a page that is found there is not
+    marked again: the hottest pages would stay unseen.  Clearing the soft-dirty bits as well ("4")
+    flushes them (fs/proc/task_mmu.c); a kernel without CONFIG_MEM_SOFT_DIRTY refuses it.
+    """
+    cleared = _clear_refs(pid, "3")
+    with suppress(Unreadable):
+        _clear_refs(pid, "4")
+    return cleared
 
 
 def _clear_refs(pid: Pid, what: str) -> bool:

@@ -75,7 +75,18 @@ def read_number(path: str, *, root: Path = REAL_ROOT) -> int | None:
 
     Raises Unreadable for anything else.
     """
-    text = read_optional(path, root=root)
+    return _number(path, read_optional(path, root=root))
+
+
+def read_limit(path: str, *, root: Path = REAL_ROOT) -> int | None:
+    """A limit; None where there is none: no such file, or it says "max".
+
+    Raises Unreadable for anything else, a refusal too: a limit that cannot be seen still kills.
+    """
+    return _number(path, read_text(path, root=root))
+
+
+def _number(path: str, text: str | None) -> int | None:
     if text is None or text.strip() == "max":
         return None
     try:

@@ -37,11 +37,12 @@ def write_out(since_s: float) -> int:
 
 
 def _files(directory: str, since_s: float) -> Iterator[Path]:
-    for path in Path(directory).rglob("*"):
-        # Others share the directory: what is renamed or removed meanwhile is not ours to write.
-        with contextlib.suppress(OSError):
-            if path.is_file() and path.stat().st_mtime >= since_s:
-                yield path
+    """Others share the directory: what is renamed or removed meanwhile is not ours to write."""
+    for folder, _, names in os.walk(directory):  # skips a folder that it cannot list
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_mtime >= since_s:
+                    yield path
 
 
 def _sync(path: Path) -> None:

@@ -26,6 +26,7 @@ from ullage.report.ledger import ledger_text
 from ullage.units import MIB, gib
 from ullage.vllm_plugin import compiled, placement, settings, versions, warm_up
 from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
+from ullage.vllm_plugin.later import later_bytes
 from ullage.vllm_plugin.observe import Observer
 from ullage.vmem.cpu import CpuMemory
 
@@ -143,7 +144,10 @@ class UllageCPUWorker(CPUWorker):
             capacity_tokens=cache.layout.capacity_blocks * self.cache_config.block_size,
         )
         warmed = warm_up.run(
-            self.model_runner, sizes=sizes, prompt_logprobs=self._settings.prompt_logprobs
+            self.model_runner,
+            sizes=sizes,
+            prompt_logprobs=self._settings.prompt_logprobs,
+            available=self._observer.available_bytes,
         )
         compiled.write_out(self._started_s)
         with self._observer.usual_work():
@@ -155,7 +159,12 @@ class UllageCPUWorker(CPUWorker):
             layout=cache.layout,
             committed_bytes=cache.physical_bytes,
             transient_bytes=warmed.transient_bytes,
-            later_bytes=self._rules.later_bytes + envs.VLLM_XGRAMMAR_CACHE_MB * MIB,
+            later_bytes=later_bytes(
+                self._rules,
+                vocabulary=self.model_config.get_vocab_size(),
+                max_num_seqs=self.scheduler_config.max_num_seqs,
+                grammar_cache_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * MIB,
+            ),
             margin_bytes=self._settings.margin_bytes,
             utilization=self._explicit_utilization(),
         )

@@ -21,9 +21,10 @@ import torch
 from ullage.drivers import malloc, procfs
 from ullage.errors import Unreadable
 from ullage.units import gib
-from ullage.vllm_plugin import compiled
+from ullage.vllm_plugin import compiled, trend
 
 _USUAL_TOKENS: Final = 64
+_LEAST_FORESEEN_TOKENS: Final = 512  # smaller steps take little
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,15 +67,22 @@ class Sizes:
         return min(self.max_model_len, max(1, self.capacity_tokens // requests))
 
 
-def run(runner: Any, *, sizes: Sizes, prompt_logprobs: bool) -> WarmUp:
+def run(
+    runner: Any, *, sizes: Sizes, prompt_logprobs: bool, available: Callable[[], int]
+) -> WarmUp:
     """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
 
     First a small one of each kind, unmeasured: it loads and compiles what stays, and a peak that
     came before that would lie hidden below it.  VmHWM is the kernel's own peak: no sampling, so
-    none between two samples is missed.  Raises Unreadable where /proc/self cannot be read or reset.
+    none between two samples is missed.  `available`: how many bytes could still be taken.
+
+    Raises DoesNotFit where the largest step would not fit, before it runs; Unreadable where
+    /proc/self cannot be read or reset.
     """
     usual_work(runner, sizes)
     _touch(runner.input_batch)
+    _settle_heap()
+    _foresee(runner, sizes, available)
     _settle_heap()
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("largest prefill", lambda: _prefill(runner, sizes, prompt_logprobs)),
@@ -93,6 +101,29 @@ def check_measurable() -> None:
             "Mount /proc read-write."
         )
     _known(procfs.peak_rss_bytes("self"), "VmHWM")
+
+
+def _foresee(runner: Any, sizes: Sizes, available: Callable[[], int]) -> None:
+    """Two steps of an eighth and a quarter of the largest one's tokens tell whether it fits."""
+    tokens = runner.max_num_tokens
+    if tokens < _LEAST_FORESEEN_TOKENS:
+        return
+    with torch.inference_mode():
+        small, large = (_trial(runner, sizes, part) for part in (tokens // 8, tokens // 4))
+    trend.refuse_if_too_large(small, large, step_tokens=tokens, available_bytes=available())
+
+
+def _trial(runner: Any, sizes: Sizes, tokens: int) -> trend.Trial:
+    before_bytes = _known(procfs.rss_bytes("self"), "VmRSS")
+    context = min(tokens, sizes.max_model_len)
+    step = _measured(
+        f"prefill of {tokens}",
+        lambda: runner._dummy_run(tokens, force_attention=True, profile_seq_lens=context),
+    )
+    _settle_heap()
+    return trend.Trial(
+        step_tokens=tokens, transient_bytes=max(0, step.peak_rss_bytes - before_bytes)
+    )
 
 
 def _touch(input_batch: Any) -> None:

@@ -1,0 +1,35 @@
+"""What is kept for the time after the KV cache has its size."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ullage.units import KIB, MIB
+from ullage.vllm_plugin.later import later_bytes
+from ullage.vllm_plugin.versions import TABLE
+
+(RULES,) = TABLE
+
+
+def kept(vocabulary: int, max_num_seqs: int = 1) -> int:
+    return later_bytes(
+        RULES, vocabulary=vocabulary, max_num_seqs=max_num_seqs, grammar_cache_bytes=0
+    )
+
+
+def test_a_large_vocabulary_keeps_room_for_its_tokenizer():
+    measured = {16_384: 45 * MIB, 151_936: (45 - 14 + 137) * MIB}
+    for vocabulary, size_bytes in measured.items():
+        assert size_bytes <= kept(vocabulary) <= size_bytes + 16 * MIB
+
+
+@given(st.integers(1, 300_000), st.integers(1, 4096))
+def test_masks_of_allowed_tokens_have_room_for_every_request_at_once(vocabulary, requests):
+    more = kept(vocabulary, requests + 1) - kept(vocabulary, requests)
+    assert more == 2 * vocabulary
+
+
+def test_grammars_have_all_that_they_may_keep():
+    with_grammars = later_bytes(RULES, vocabulary=KIB, max_num_seqs=1, grammar_cache_bytes=32 * MIB)
+    assert with_grammars == kept(KIB) + 32 * MIB
