@@ -1,7 +1,7 @@
 """Are greedy outputs with ullage those of stock vLLM, token for token?
 
 Eager and compiled, prefix caching off and on, each side in a process of its own, requests one at a
-time on cold prefix caches.  Compiled with a model of two layers, because compiling is what takes
+time on cold prefix caches; with caching on, each one once more on what the first left.  Compiled with a model of two layers, because compiling is what takes
 the time; eager also with the demo model.  Writes `results/outputs.json`; ends with 1 where an
 output differs.
 """
@@ -9,6 +9,7 @@ output differs.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -42,6 +43,7 @@ def main() -> None:
         "schema": "ullage.bench.outputs/1",
         "commit": subprocess.check_output(head, text=True).strip(),
         "command": "python benchmarks/outputs.py",
+        "machine": dataclasses.asdict(machine.describe("the caller's own group")),
         "versions": machine.versions(),
         "cases": cases,
     }

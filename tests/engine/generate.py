@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 PROMPTS = 6
-PROMPT_TOKENS = 90  # within one block of 128 tokens, and across its edge while decoding
+PROMPT_TOKENS = 300  # two whole blocks of 128 tokens that a later request can take from the cache
 OUTPUT_TOKENS = 48
 
 
@@ -54,16 +54,20 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
     )
     config = llm.llm_engine.vllm_config
     sampling = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    outputs = []
+    outputs, cached_tokens = [], 0
     for number in range(PROMPTS):
         llm.reset_prefix_cache()
         prompt = [(number * 7919 + position * 31) % 1000 for position in range(PROMPT_TOKENS)]
-        (output,) = llm.generate({"prompt_token_ids": prompt}, sampling)
-        outputs.append(list(output.outputs[0].token_ids))
+        # With prefix caching the second one reads the first one's blocks.
+        for _ in range(2 if options.prefix_caching else 1):
+            (output,) = llm.generate({"prompt_token_ids": prompt}, sampling)
+            outputs.append(list(output.outputs[0].token_ids))
+            cached_tokens += output.num_cached_tokens or 0
     refusal = _refusal(llm, SamplingParams)
     llm.llm_engine.engine_core.shutdown()
     return {
         "outputs": outputs,
+        "cached_tokens": cached_tokens,
         "worker": config.parallel_config.worker_cls,
         "blocks": config.cache_config.num_gpu_blocks,
         "refusal": refusal,

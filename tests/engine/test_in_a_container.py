@@ -21,7 +21,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 LIMIT_BYTES = 2 * GIB
 
 
-def generate(scratch: Path, **switches: str) -> tuple[int, str, dict[str, object], int, int]:
+def generate(scratch: Path, **switches: str) -> tuple[int, str, dict[str, object], int | None, int]:
     """Exit code, log, result, OOM kills and unreclaimable peak of one engine in the group."""
     result = scratch / "result.json"
     program = [sys.executable, str(HERE / "generate.py"), str(tiny_model()), str(result)]
@@ -40,7 +40,7 @@ def generate(scratch: Path, **switches: str) -> tuple[int, str, dict[str, object
         process.returncode,
         process.stdout,
         answer,
-        counters.oom_kills or 0,
+        counters.oom_kills,
         counters.peak_unreclaimable_bytes or 0,
     )
 

@@ -20,6 +20,8 @@ def test_outputs_equal_stock_s_token_for_token(mode: str, prefix_caching: str):
     ours = run(PROGRAM, *arguments, ULLAGE="1", ULLAGE_STRICT="1")
     assert (stock["worker"], ours["worker"]) == (STOCK_WORKER, OUR_WORKER)
     assert ours["outputs"] == stock["outputs"]
+    assert ours["cached_tokens"] == stock["cached_tokens"]
+    assert (ours["cached_tokens"] > 0) == (prefix_caching == "with-prefix-caching")
     assert len({tuple(output) for output in stock["outputs"]}) > 1, "all prompts answer alike"
 
 

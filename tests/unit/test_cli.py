@@ -118,7 +118,7 @@ def test_an_expected_fault_is_its_sentence_on_stderr_and_its_exit_code(
     assert capsys.readouterr() == ("", "ullage: It is so. Do this.\n")
 
 
-def test_an_interrupt_ends_with_130_and_nothing_printed(
+def test_an_interrupt_ends_with_130_and_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def interrupted() -> None:
@@ -128,7 +128,7 @@ def test_an_interrupt_ends_with_130_and_nothing_printed(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "ullage: Interrupted. Nothing of it is left running.\n")
 
 
 def test_a_fault_that_nobody_expected_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):

@@ -38,6 +38,13 @@ def test_a_config_that_is_no_object_is_an_unknown_model(model: Path, text: str) 
         read_checkpoint(model, "bfloat16")
 
 
+@pytest.mark.parametrize("name", [["llama"], {"name": "llama"}, 3])
+def test_a_model_type_that_is_no_name_is_an_unknown_model(model: Path, name: object) -> None:
+    (model / "config.json").write_text(json.dumps({**LLAMA, "model_type": name}))
+    with pytest.raises(UnknownModel, match="model_type that is no name"):
+        read_checkpoint(model, "bfloat16")
+
+
 def test_a_directory_that_cannot_be_read_is_an_unknown_model(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,17 @@ def test_the_cache_is_the_last_one_that_the_log_names() -> None:
     assert kv_tokens(["nothing of the kind"]) is None
 
 
+def test_ullage_s_own_refusal_is_the_reason_whatever_its_name_and_whatever_follows() -> None:
+    refusal = "DoesNotFit: No KV cache fits into 2.00 GiB: it is so. Raise the memory limit."
+    log = [
+        "(Worker pid=9) ERROR 11-30 18:37:00 [multiproc_executor.py:1063] WorkerProc failed",
+        f"(Worker pid=9) ERROR 11-30 18:37:00 [multiproc_executor.py:1063] ullage.errors.{refusal}",
+        f"(EngineCore pid=8) ERROR 11-30 18:37:01 [core.py:1100] RuntimeError: {refusal}",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+    assert error_line(log) == refusal
+
+
 def test_the_reason_is_told_and_not_its_echo() -> None:
     log = [
         f"(Worker pid=1) ERROR 11-30 18:37:00 [multiproc_executor.py:1063] {AT_START_UP}",

@@ -177,6 +177,29 @@ def test_an_interrupted_comparison_leaves_the_starts_that_were_finished(
     assert left["settings"]["starts"] == 2
 
 
+def test_an_interrupted_search_leaves_what_was_tried(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "check_place", lambda limit_bytes: "cgroup v2, /ullage")
+    outcomes = [REFUSED, SERVED, KeyboardInterrupt()]
+
+    def run_start(*_: object) -> Start:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, KeyboardInterrupt):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr("ullage.compare.tune.run_start", run_start)
+    with pytest.raises(KeyboardInterrupt):
+        run_module.compare(dataclasses.replace(request_, tune_stock=True), lambda text: None)
+    left = json.loads((request_.output / "comparison.json").read_text())
+    assert [len(side["starts"]) for side in left["sides"].values()] == [0, 0, 0]
+    first, second = left["sides"]["stock_tuned"]["notes"]
+    assert first.startswith("--kv-cache-memory-bytes")
+    assert first.endswith("start 1: refused")
+    assert second.endswith("start 1: works with 7 KV tokens")
+
+
 def test_a_search_that_found_nothing_is_a_side_without_starts_that_is_not_started(
     request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,5 +74,6 @@ def main() -> NoReturn:
         print(f"ullage: There is no room for {where}. Free some disk space.", file=sys.stderr)
         sys.exit(Unreadable.exit_code)
     except KeyboardInterrupt:
+        print("ullage: Interrupted. Nothing of it is left running.", file=sys.stderr)
         sys.exit(INTERRUPTED)
     sys.exit(0)

@@ -105,6 +105,8 @@ def _config(path: Path) -> Mapping[str, object]:
         raise UnknownModel(f"{file} is not JSON: {error}. Copy the model again.") from error
     if not isinstance(config, dict):
         raise UnknownModel(f"{file} is no JSON object. Give the directory of a model.")
+    if not isinstance(config.get("model_type", ""), str):
+        raise UnknownModel(f"{file} has a model_type that is no name. Copy the model again.")
     return config
 
 

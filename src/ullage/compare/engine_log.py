@@ -12,6 +12,8 @@ _TOKENS: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
 # vllm_plugin/cpu_worker.py, once the cache is committed.
 _COMMITTED: Final = re.compile(r"ullage committed \d+ blocks")
 _ERROR: Final = re.compile(r"\b((?:[A-Z]\w*)?(?:Error|Exception): .+)")
+# Ours are named for what is the matter, and Python's traceback names their module.
+_OURS: Final = re.compile(r"\bullage\.errors\.(\w+: .+)")
 # What the processes above the failing one say of it: true, and no reason.
 _ECHOES: Final = (
     "Engine core initialization failed",
@@ -38,7 +40,12 @@ def plugin_acted(lines: Iterable[str]) -> bool:
 
 
 def error_line(lines: Iterable[str]) -> str | None:
-    """The last error in full that is not the echo of another one; else the last echo; else None."""
+    """The last error of ullage's; else the last one that is not the echo of another one; else the
+    last echo; else None.  In full."""
+    lines = list(lines)
+    ours = [match[1].strip() for line in lines if (match := _OURS.search(line))]
+    if ours:
+        return ours[-1]
     errors = [match[1].strip() for line in lines if (match := _ERROR.search(line))]
     causes = [error for error in errors if not any(echo in error for echo in _ECHOES)]
     return next(reversed(causes or errors), None)

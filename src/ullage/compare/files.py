@@ -38,12 +38,14 @@ def prepare(state: FileState, model: Path) -> int | None:
         return None
     if not pagecache.drop_all():
         _each(pagecache.drop_file, files)
-    return _resident_bytes([path for path in files if path.stat().st_size >= _LARGE_BYTES])
+    return _resident_bytes(files)
 
 
-def _resident_bytes(paths: Iterable[Path]) -> int | None:
+def _resident_bytes(files: Iterable[Path]) -> int | None:
+    """Of the large ones.  None where one went away meanwhile, or is not ours to ask."""
     try:
-        sizes = [pagecache.resident_bytes(path) for path in paths]
+        large = [path for path in files if path.stat().st_size >= _LARGE_BYTES]
+        sizes = [pagecache.resident_bytes(path) for path in large]
     except OSError:
         return None
     known = [size for size in sizes if size is not None]

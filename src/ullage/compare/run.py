@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,15 @@ from ullage.compare.load import Load
 from ullage.compare.request import Request
 from ullage.compare.result import write_result
 from ullage.compare.server import ServerSettings, check_port, inherited_environment
-from ullage.compare.starts import STOCK, ULLAGE, Phase, Trial, run_starts
+from ullage.compare.starts import (
+    STOCK,
+    ULLAGE,
+    Phase,
+    SidePlan,
+    Trial,
+    run_starts,
+    without_starts,
+)
 from ullage.compare.tune import tune_stock
 from ullage.devices import host
 from ullage.devices.base import Reading
@@ -41,21 +49,33 @@ def compare(
     """
     trial, where = prepare_trial(request)
     make_output(trial.output)
-    sides = [STOCK]
-    if request.tune_stock:
-        total_bytes = trial.limit_bytes or _memory().total_bytes or 0
-        sides.append(tune_stock(trial, total_bytes, phase))
     comparison = Comparison(
         machine=machine.describe(where),
         versions=machine.versions(),
         settings=_settings(request, trial),
         sides={},
     )
-    for done in run_starts(trial, [*sides, ULLAGE], request.starts, phase):
+    sides = [STOCK, *_tuned(comparison, request, trial, phase), ULLAGE]
+    for done in run_starts(trial, sides, request.starts, phase):
         comparison = dataclasses.replace(comparison, sides=done)
         write_result(comparison, trial.output)
         finished(comparison)
     return comparison
+
+
+def _tuned(
+    comparison: Comparison, request: Request, trial: Trial, phase: Phase
+) -> Sequence[SidePlan]:
+    """Stock's best by hand, where it is wanted; an interrupt leaves what was tried."""
+    if not request.tune_stock:
+        return ()
+
+    def so_far(plan: SidePlan) -> None:
+        sides = without_starts([STOCK, plan, ULLAGE])
+        write_result(dataclasses.replace(comparison, sides=sides), trial.output)
+
+    total_bytes = trial.limit_bytes or _memory().total_bytes or 0
+    return (tune_stock(trial, total_bytes, phase, so_far),)
 
 
 def make_output(directory: Path) -> None:
@@ -76,12 +96,12 @@ def make_output(directory: Path) -> None:
 
 def prepare_trial(request: Request) -> tuple[Trial, str]:
     """Check the request, and settle what the sides share.  Also says where the limit is set."""
+    check_extra(request.extra)
     dtype = request.dtype or machine.preferred_dtype()
     checkpoint = read_checkpoint(request.model, dtype)
     limit_bytes = None if request.unconfined else request.memory_bytes
     checkpoint.check_fits(request.memory_bytes)
     load = _load(request, checkpoint)
-    check_extra(request.extra)
     if request.port is not None:
         check_port(request.port)
     where = check_place(limit_bytes)

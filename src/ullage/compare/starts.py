@@ -90,6 +90,11 @@ def run_starts(
             yield _so_far(sides, done)
 
 
+def without_starts(sides: Sequence[SidePlan]) -> dict[SideName, Side]:
+    """The sides before the first start."""
+    return _so_far(sides, {side.name: () for side in sides})
+
+
 def _so_far(
     sides: Sequence[SidePlan], done: Mapping[SideName, Sequence[Start]]
 ) -> dict[SideName, Side]:

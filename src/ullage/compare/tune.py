@@ -53,12 +53,25 @@ def utilization(total_bytes: int) -> Knob:
 EXPLICIT: Final = Knob(flag="--kv-cache-memory-bytes", value=str)
 
 
-def tune_stock(trial: Trial, total_bytes: int, phase: Phase) -> SidePlan:
-    """The side "stock, best by hand"; without flags where no setting works."""
+def tune_stock(
+    trial: Trial, total_bytes: int, phase: Phase, so_far: Callable[[SidePlan], None]
+) -> SidePlan:
+    """The side "stock, best by hand"; without flags where no setting works.
+
+    After each start `so_far` is told what was tried, as the notes of a side without flags.
+    """
+    told: list[str] = []
+
+    def start(flags: tuple[str, ...], number: int) -> Start:
+        found = _try(trial, flags, number, phase)
+        told.append(f"{' '.join(flags)}, start {number}: {outcome(found)}")
+        so_far(tuned((), tuple(told)))
+        return found
+
     tried: list[Tried] = []
     for knob in (EXPLICIT, utilization(total_bytes)):
-        tried += search(knob, total_bytes, lambda flags: _try(trial, flags, 1, phase))
-    flags, fell = lasting(tried, lambda flags, number: _try(trial, flags, number, phase))
+        tried += search(knob, total_bytes, lambda flags: start(flags, 1))
+    flags, fell = lasting(tried, start)
     return tuned(flags or (), (*doubts(tried), *fell))
 
 
