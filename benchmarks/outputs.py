@@ -1,9 +1,9 @@
 """Are greedy outputs with ullage those of stock vLLM, token for token?
 
 Eager and compiled, prefix caching off and on, each side in a process of its own, requests one at a
-time on cold prefix caches; with caching on, each one once more on what the first left.  Compiled with a model of two layers, because compiling is what takes
-the time; eager also with the demo model.  Writes `results/outputs.json`; ends with 1 where an
-output differs.
+time on cold prefix caches; with caching on, each one once more on what the first left.  Compiled
+with a model of two layers, because compiling is what takes the time; eager also with the demo
+model.  Writes `results/outputs.json`; ends with 1 where an output differs.
 """
 
 from __future__ import annotations
