@@ -147,11 +147,10 @@ class UllageCPUWorker(CPUWorker):
             self.model_runner,
             sizes=sizes,
             prompt_logprobs=self._settings.prompt_logprobs,
-            available=self._observer.available_bytes,
+            available=lambda: self._available_in_use(sizes),
         )
         compiled.write_out(self._started_s)
-        with self._observer.usual_work():
-            warm_up.usual_work(self.model_runner, sizes)
+        self._watch_usual_work(sizes)
         logger.info("ullage warm-up: %s.", warmed.text())
         decision = decide(
             snapshot=self._observer.take(),
@@ -172,6 +171,15 @@ class UllageCPUWorker(CPUWorker):
             "ullage: %d KV cache blocks fit.\n%s", decision.blocks, ledger_text(decision.ledger)
         )
         return decision
+
+    def _watch_usual_work(self, sizes: warm_up.Sizes) -> None:
+        with self._observer.usual_work():
+            warm_up.usual_work(self.model_runner, sizes)
+
+    def _available_in_use(self, sizes: warm_up.Sizes) -> int:
+        """With room for the file pages that the usual work uses, and not for all that is mapped."""
+        self._watch_usual_work(sizes)
+        return self._observer.available_bytes()
 
     def _explicit_utilization(self) -> float | None:
         """The user's fraction; None where it is the engine's default, which nobody chose."""
