@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -197,3 +198,14 @@ def test_the_exit_code_is_ullages_result() -> None:
     assert exit_code(comparison(ullage=unanswered)) == 1
     assert exit_code(comparison(stock=SERVED, ullage=REFUSED)) == 1
     assert exit_code(comparison(ullage=REFUSED)) == 4
+
+
+RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("main_job-*.json"))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_every_result_that_is_kept_follows_the_schema_and_names_what_it_is_of(path: Path) -> None:
+    text = resources.files("ullage.report").joinpath("schemas/compare-1.schema.json").read_text()
+    result = json.loads(path.read_text())
+    jsonschema.validate(result, json.loads(text))
+    assert {"commit", "command", "logs"} <= result.keys()
