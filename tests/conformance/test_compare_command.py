@@ -123,5 +123,6 @@ def test_an_interrupt_leaves_the_first_start_and_no_process(
         _, said = run.communicate(timeout=60)
     assert run.returncode == 130
     assert f"What there is of the result: {os.path.relpath(result)}" in said
+    assert said.endswith("ullage: Interrupted. Nothing of it is left running.\n")
     assert len(json.loads(result.read_text())["sides"]["stock"]["starts"]) == 1
     assert not [member for member in family if member.is_running()]

@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+import typer
 
 import ullage
 from ullage import cli
@@ -118,13 +119,17 @@ def test_an_expected_fault_is_its_sentence_on_stderr_and_its_exit_code(
     assert capsys.readouterr() == ("", "ullage: It is so. Do this.\n")
 
 
-def test_an_interrupt_ends_with_130_and_one_sentence(
+def test_an_interrupted_command_ends_with_130_and_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    app = typer.Typer()
+
+    @app.command()
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr("sys.argv", ["ullage"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130

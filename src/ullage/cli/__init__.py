@@ -74,6 +74,14 @@ def main() -> NoReturn:
         print(f"ullage: There is no room for {where}. Free some disk space.", file=sys.stderr)
         sys.exit(Unreadable.exit_code)
     except KeyboardInterrupt:
-        print("ullage: Interrupted. Nothing of it is left running.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        exit_interrupted()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # typer makes this of a KeyboardInterrupt in a command
+            exit_interrupted()
+        raise
     sys.exit(0)
+
+
+def exit_interrupted() -> NoReturn:
+    print("ullage: Interrupted. Nothing of it is left running.", file=sys.stderr)
+    sys.exit(INTERRUPTED)
