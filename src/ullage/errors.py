@@ -16,7 +16,11 @@ A message states the fact with its numbers, then the next step: two sentences.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import errno
+from typing import ClassVar, Final
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""No room on a disk: not of our making, whichever file it was."""
 
 
 class UllageError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import struct
@@ -12,6 +13,7 @@ import pytest
 from ullage.compare import model as model_module
 from ullage.compare.checkpoint import kv_token_bytes, read_checkpoint
 from ullage.compare.model import MAX_POSITIONS, Shape, cached_model, demo_shape
+from ullage.errors import Unreadable
 from ullage.units import GIB, MIB
 
 pytest.importorskip("numpy", reason="needs numpy, which an engine brings")
@@ -121,3 +123,21 @@ def test_the_checkpoint_reader_finds_what_the_maker_wrote(tiny: Path) -> None:
     assert found.weights_bytes == TINY.weights_bytes
     assert read_checkpoint(tiny, "float32").weights_bytes == 2 * TINY.weights_bytes
     assert found.kv_token_bytes == 2 * 3 * 1 * 16 * 2
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
+        with pytest.raises(Unreadable, match=f"cannot be kept in {place}.*XDG_CACHE_HOME"):
+            cached_model(TINY, lambda count: None, cache=place)
+
+
+def test_a_full_disk_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ullage.compare.model.write_shard", full)
+    with pytest.raises(OSError, match="No space left") as fault:
+        cached_model(TINY, lambda count: None, cache=tmp_path)
+    assert fault.value.errno == errno.ENOSPC
+    assert not list(tmp_path.glob(".making-*"))

@@ -6,7 +6,6 @@ A command's module holds its arguments and imports what does the work inside the
 
 from __future__ import annotations
 
-import errno
 import sys
 from typing import Annotated, Final, NoReturn
 
@@ -17,10 +16,9 @@ from ullage.cli.compare import compare
 from ullage.cli.demo import demo
 from ullage.cli.devices import devices
 from ullage.cli.serve import PASS_THROUGH, USAGE, serve
-from ullage.errors import UllageError, Unreadable
+from ullage.errors import FULL, UllageError, Unreadable
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 app: Final = typer.Typer(
     name="ullage",

@@ -22,6 +22,7 @@ import platformdirs
 
 from ullage.compare.tokenizer import write_tokenizer
 from ullage.compare.weights import Progress, Shapes, tensor_bytes, write_shard
+from ullage.errors import FULL, Unreadable
 
 SEED: Final = 20_260_101
 MAX_POSITIONS: Final = 2048
@@ -133,8 +134,21 @@ def cached_model(shape: Shape, progress: Progress, *, cache: Path | None = None)
     """The directory of the model, made when it is not in the cache yet.
 
     `progress` gets the bytes written, tensor by tensor.  The directory appears whole or not at all.
+    Raises Unreadable where the cache is not this user's to write, OSError where it is full.
     """
     root = cache or Path(platformdirs.user_cache_dir("ullage")) / "models"
+    try:
+        return _cached_below(root, shape, progress)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise Unreadable(
+            f"The demo model cannot be kept in {root}: {error.strerror}. "
+            "Set XDG_CACHE_HOME to a directory that this user may write."
+        ) from error
+
+
+def _cached_below(root: Path, shape: Shape, progress: Progress) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     target = root / f"llama-{shape.dtype}-{_digest(shape)}"
     with filelock.FileLock(root / f".{target.name}.lock"):
