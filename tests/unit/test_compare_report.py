@@ -200,7 +200,7 @@ def test_the_exit_code_is_ullages_result() -> None:
     assert exit_code(comparison(ullage=REFUSED)) == 4
 
 
-RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("main_job-*.json"))
+RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*-*GiB-*.json"))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
