@@ -175,18 +175,21 @@ def test_markdown_has_a_row_a_question_with_as_many_cells() -> None:
     assert {line.count("|") for line in lines} == {5}
 
 
+def published_schema() -> dict[str, Any]:
+    text = resources.files("ullage.report").joinpath("schemas/compare-1.schema.json").read_text()
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
 @pytest.mark.parametrize("tuned", [None, hand_tuned(LESS), hand_tuned()])
 def test_the_document_is_what_the_published_schema_describes(tuned: Side | None) -> None:
-    schema = json.loads(
-        resources.files("ullage.report").joinpath("schemas/compare-1.schema.json").read_text()
-    )
+    schema = published_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(json.loads(json.dumps(document(comparison(tuned=tuned)))), schema)
 
 
 def test_the_schema_requires_every_field_of_a_start() -> None:
-    text = resources.files("ullage.report").joinpath("schemas/compare-1.schema.json").read_text()
-    required = json.loads(text)["$defs"]["start"]["required"]
+    required = published_schema()["$defs"]["start"]["required"]
     assert sorted(required) == sorted(field.name for field in dataclasses.fields(Start))
 
 
@@ -205,7 +208,6 @@ RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*-
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_every_result_that_is_kept_follows_the_schema_and_names_what_it_is_of(path: Path) -> None:
-    text = resources.files("ullage.report").joinpath("schemas/compare-1.schema.json").read_text()
     result = json.loads(path.read_text())
-    jsonschema.validate(result, json.loads(text))
+    jsonschema.validate(result, published_schema())
     assert {"commit", "command", "logs"} <= result.keys()

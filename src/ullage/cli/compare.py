@@ -75,28 +75,32 @@ Port = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Port of the engine.  [default: a free one]")
 ]
 
+# Of this command alone.
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Directory of a model: config.json, safetensors.")
+]
+Extra = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- VLLM SERVE FLAGS]", help="Flags for the engine, on all sides, after --."
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="Type on all sides.  [default: what this processor computes fastest]"),
+]
+
 
 def compare(
-    model: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL", help="Directory of a model: config.json, safetensors."),
-    ],
-    extra: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- VLLM SERVE FLAGS]", help="Flags for the engine, on all sides, after --."
-        ),
-    ] = None,
+    model: Model,
+    extra: Extra = None,
     memory: Memory = "4GiB",
     starts: Starts = 1,
     files: FileStates = Files.cold,
     tune_stock: TuneStock = False,
     unconfined: Unconfined = False,
     compile_: Compile = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Type on all sides.  [default: what this processor computes fastest]"),
-    ] = None,
+    dtype: Dtype = None,
     max_model_len: MaxModelLen = 2048,
     input_tokens: InputTokens = 192,
     output_tokens: OutputTokens = 64,

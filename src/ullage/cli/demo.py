@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +24,9 @@ from ullage.cli.compare import (
     limit,
     output_form,
 )
+
+if TYPE_CHECKING:
+    from ullage.compare.model import Shape
 
 
 def demo(
@@ -44,24 +48,16 @@ def demo(
     Makes a random model of 0.9 GiB once, without network, and keeps it in the user's cache. The
     whole table: ullage demo --starts 5 --tune-stock.
     """
-    from ullage.cli.progress import bytes_bar
-    from ullage.compare.checkpoint import check_fits
-    from ullage.compare.interrupt import interruptible
     from ullage.compare.machine import preferred_dtype
-    from ullage.compare.model import cached_model, demo_shape
+    from ullage.compare.model import demo_shape
     from ullage.compare.request import demo_request
-    from ullage.compare.run import check_place
 
     form = output_form(json_=json_, markdown=markdown)
     memory_bytes = limit(memory, unconfined=unconfined)
     shape = demo_shape(preferred_dtype(), small=small)
-    check_fits("of the demo model", shape.weights_bytes, memory_bytes)
-    with interruptible(), bytes_bar("Making the demo model", shape.weights_bytes) as progress:
-        check_place(None if unconfined else memory_bytes)
-        model = cached_model(shape, progress)
-    request = demo_request(
-        shape, model, small=small, memory_bytes=memory_bytes, output=output or default_output()
-    )
+    model = ready_model(shape, memory_bytes, unconfined=unconfined)
+    logs = output or default_output()
+    request = demo_request(shape, model, small=small, memory_bytes=memory_bytes, output=logs)
     compare_and_print(
         dataclasses.replace(
             request,
@@ -73,3 +69,17 @@ def demo(
         ),
         form,
     )
+
+
+def ready_model(shape: Shape, memory_bytes: int, *, unconfined: bool) -> Path:
+    """The demo model's directory, made only where the comparison can run afterwards."""
+    from ullage.cli.progress import bytes_bar
+    from ullage.compare.checkpoint import check_fits
+    from ullage.compare.interrupt import interruptible
+    from ullage.compare.model import cached_model
+    from ullage.compare.run import check_place
+
+    check_fits("of the demo model", shape.weights_bytes, memory_bytes)
+    with interruptible(), bytes_bar("Making the demo model", shape.weights_bytes) as progress:
+        check_place(None if unconfined else memory_bytes)
+        return cached_model(shape, progress)

@@ -30,7 +30,7 @@ _REQUESTED_FOR_KV: Final = re.compile(r"requested memory for kv \((-?[\d.]+)")
 
 def kv_tokens(lines: Iterable[str]) -> int | None:
     """Tokens of the KV cache, from the last line that names them; None without one."""
-    found = [match[1] for line in lines if (match := _TOKENS.search(line))]
+    found = _found(_TOKENS, lines)
     return int(found[-1].replace(",", "")) if found else None
 
 
@@ -43,12 +43,17 @@ def error_line(lines: Iterable[str]) -> str | None:
     """The last error of ullage's; else the last one that is not the echo of another one; else the
     last echo; else None.  In full."""
     lines = list(lines)
-    ours = [match[1].strip() for line in lines if (match := _OURS.search(line))]
+    ours = _found(_OURS, lines)
     if ours:
         return ours[-1]
-    errors = [match[1].strip() for line in lines if (match := _ERROR.search(line))]
+    errors = _found(_ERROR, lines)
     causes = [error for error in errors if not any(echo in error for echo in _ECHOES)]
     return next(reversed(causes or errors), None)
+
+
+def _found(pattern: re.Pattern[str], lines: Iterable[str]) -> list[str]:
+    """What the pattern's group holds, line by line."""
+    return [match[1].strip() for line in lines if (match := pattern.search(line))]
 
 
 def available_bytes(error: str) -> int | None:
