@@ -112,9 +112,9 @@ def test_a_limit_above_that_of_a_group_around_us_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readings = [
-        Reading(source="meminfo", total_bytes=64 * GIB),
-        Reading(source="cgroup2:/job", total_bytes=3 * GIB),
-        Reading(source="cgroup2:/", total_bytes=None),
+        Reading(source="meminfo", scope="host", total_bytes=64 * GIB),
+        Reading(source="cgroup2:/job", scope="group", total_bytes=3 * GIB),
+        Reading(source="cgroup2:/", scope="group", total_bytes=None),
     ]
     monkeypatch.setattr(host, "read", lambda: readings)
     check_machine(3 * GIB)

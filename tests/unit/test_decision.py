@@ -58,6 +58,7 @@ def process(pid: int, anon: int | None, shmem: int | None = 0) -> ProcessReading
 def container(total: int, own: int, others: int = 0, files: int = 0, mapped: int = 0) -> Reading:
     return Reading(
         source="cgroup2:/",
+        scope="group",
         total_bytes=total,
         used_bytes=own + others + files,
         parts=MemoryParts(
@@ -287,6 +288,7 @@ def test_a_fraction_is_one_of_the_limit_also_where_the_host_binds():
     """The host has less left than the container may take; the user meant the container's limit."""
     host = Reading(
         source="meminfo",
+        scope="host",
         total_bytes=64 * GIB,
         free_bytes=10 * GIB,
         used_bytes=54 * GIB,

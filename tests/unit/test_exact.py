@@ -16,7 +16,9 @@ from ullage.units import GIB, MIB
 
 
 def group(source: str, limit: int | None, used: int | None, **parts: Any) -> Reading:
-    return Reading(source=source, total_bytes=limit, used_bytes=used, parts=MemoryParts(**parts))
+    return Reading(
+        source=source, scope="group", total_bytes=limit, used_bytes=used, parts=MemoryParts(**parts)
+    )
 
 
 def files(inactive: int, active: int, mapped: int = 0, dirty: int = 0, writeback: int = 0) -> Any:
@@ -32,6 +34,7 @@ def files(inactive: int, active: int, mapped: int = 0, dirty: int = 0, writeback
 def host_reading(total: int, free: int | None, available: int | None, **parts: Any) -> Reading:
     return Reading(
         source="meminfo",
+        scope="host",
         total_bytes=total,
         free_bytes=free,
         parts=MemoryParts(available_bytes=available, **parts),
@@ -123,7 +126,11 @@ def test_the_tightest_ancestor_binds_and_every_source_is_listed():
 
 
 def test_nothing_known_is_an_error_and_not_zero():
-    for readings in ([], [Reading(source="meminfo")], [group("cgroup2:/", None, GIB)]):
+    for readings in (
+        [],
+        [Reading(source="meminfo", scope="host")],
+        [group("cgroup2:/", None, GIB)],
+    ):
         with pytest.raises(Unreadable):
             settle(readings)
 

@@ -38,6 +38,7 @@ def process(
 
 CONTAINER = Reading(
     source="cgroup2:/",
+    scope="group",
     total_bytes=4096 * MIB,
     used_bytes=3000 * MIB,
     parts=MemoryParts(
@@ -63,6 +64,7 @@ def readings(draw: st.DrawFn) -> Reading:
         parts["available_bytes"] = draw(amounts)
     return Reading(
         source=source,
+        scope="host" if source == "meminfo" else "group",
         total_bytes=draw(amounts),
         used_bytes=draw(amounts),
         free_bytes=draw(amounts) if source == "meminfo" else None,
@@ -89,7 +91,7 @@ def test_a_container_line_by_line():
     assert taken.available_bytes == (1096 + 1000) * MIB
     # 3000 used - 1600 - 40 - 1200: per-CPU batches and locked pages
     assert taken.ledger.residual_bytes == 160 * MIB
-    assert (taken.own_file_bytes, taken.group_hot_file_bytes) == (100 * MIB, 150 * MIB)
+    assert taken.own_file_bytes == 100 * MIB
     assert (taken.taken_at_s, taken.binding_source) == (5.0, "cgroup2:/")
 
 
@@ -120,6 +122,7 @@ def test_without_processes_the_own_files_are_unknown_and_not_zero():
 def test_the_host_s_margin_and_reclaimable_slab_have_their_place():
     host = Reading(
         source="meminfo",
+        scope="host",
         total_bytes=100 * GIB,
         used_bytes=60 * GIB,
         free_bytes=40 * GIB,

@@ -20,6 +20,7 @@ from ullage.units import GIB
 HOST = Device(platform="host", index=0, name="A processor")
 MEMINFO = Reading(
     source="meminfo",
+    scope="host",
     total_bytes=16 * GIB,
     used_bytes=6 * GIB,
     free_bytes=10 * GIB,
@@ -27,11 +28,12 @@ MEMINFO = Reading(
 )
 GROUP = Reading(
     source="cgroup2:/job",
+    scope="group",
     total_bytes=4 * GIB,
     used_bytes=1 * GIB,
     parts=MemoryParts(anon_bytes=GIB // 2, shmem_bytes=0),
 )
-UNLIMITED = Reading(source="cgroup2:/", used_bytes=6 * GIB)
+UNLIMITED = Reading(source="cgroup2:/", scope="group", used_bytes=6 * GIB)
 
 
 def report(*readings: Reading) -> DevicesReport:

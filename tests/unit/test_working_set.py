@@ -38,6 +38,7 @@ class Engine:
         files = charged_here_bytes + others_mapped_bytes + self.unmapped_bytes
         return Reading(
             source="cgroup2:/",
+            scope="group",
             total_bytes=self.limit_bytes,
             used_bytes=self.anon_bytes + files,
             parts=MemoryParts(
@@ -176,6 +177,7 @@ def test_mapped_shmem_of_the_own_processes_is_not_kept_a_second_time():
     shmem = 200 * MIB
     reading = Reading(
         source="cgroup2:/",
+        scope="group",
         total_bytes=4096 * MIB,
         used_bytes=(1500 + 200 + 600 + 900) * MIB,
         parts=MemoryParts(

@@ -7,9 +7,12 @@ For a limited group:
 
 so a group with limit 4.0, used 3.0, of which 1.5 are clean file pages and 0.2 of those mapped,
 has 4.0 - (3.0 - 1.3) = 2.3 left.  For the host, the kernel's MemAvailable takes the place of
-free + reclaimable, with the same deductions and a margin.
+free + reclaimable, with the same deductions and a margin.  NUMA nodes have no MemAvailable: theirs
+is the rule of a group, with the host's margin.
 
-shmem and swap never count as available.
+A bound on what may be mapped or promised leaves its limit less what counts against it.
+
+shmem, swap and the huge page pool never count as available.
 """
 
 from __future__ import annotations
@@ -22,8 +25,6 @@ from ullage.devices.base import MemoryParts, Reading
 from ullage.errors import Unreadable
 from ullage.units import MIB, gib
 
-HOST_SOURCE: Final = "meminfo"
-
 # MemAvailable is an estimate: per-CPU counters lag, reclaim is not perfect, and everything else
 # on the host allocates as well.  Below its low watermark the kernel wakes kswapd and stalls
 # allocations; by default the watermarks lie 0.1 % of memory apart (vm.watermark_scale_factor).
@@ -31,6 +32,10 @@ HOST_SOURCE: Final = "meminfo"
 # low watermark (82 MiB on a 24 GiB machine).
 _MARGIN_DIVISOR: Final = 100
 _MARGIN_FLOOR_BYTES: Final = 256 * MIB
+# Where promises are bounded, the kernel keeps some of them back: 8 MiB for root's processes and
+# 128 MiB for everybody's small ones, unless set otherwise (admin_reserve_kbytes,
+# user_reserve_kbytes: Documentation/admin-guide/sysctl/vm.rst).
+_COMMIT_RESERVE_BYTES: Final = (8 + 128) * MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +74,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled:
-    total_bytes: int  # of the binding source: its limit, or the host's MemTotal
+    total_bytes: int  # of the binding source: its limit, or MemTotal
     available_bytes: int
     binding_source: str
     candidates: tuple[Candidate, ...]
@@ -103,8 +108,17 @@ def settle(readings: Sequence[Reading], *, working_set: WorkingSet | None = None
     )
 
 
+def limiting(readings: Sequence[Reading]) -> Reading:
+    """The source with the least memory in all, whatever is used of it: what a fraction is one of.
+
+    pre: one of them says how much memory there is, as after `settle`.
+    """
+    known = [each for each in readings if each.counts_memory and each.total_bytes is not None]
+    return min(known, key=lambda each: each.total_bytes or 0)
+
+
 def _refuse_unknown_use(reading: Reading) -> None:
-    if reading.source == HOST_SOURCE or reading.total_bytes is None:
+    if reading.scope != "group" or reading.total_bytes is None:
         return
     if reading.used_bytes is None:
         raise Unreadable(
@@ -114,16 +128,24 @@ def _refuse_unknown_use(reading: Reading) -> None:
 
 
 def _candidate(reading: Reading, working_set: WorkingSet | None) -> Candidate:
-    if reading.source == HOST_SOURCE:
-        margin = _margin_bytes(reading.total_bytes)
-        return Candidate(
-            source=reading.source,
-            available_bytes=_host_available_bytes(reading, margin, working_set),
-            margin_bytes=margin,
-        )
+    margin = _margin_bytes(reading)
+    if reading.scope == "host":
+        available = _host_available_bytes(reading, working_set)
+    elif reading.counts_memory:
+        available = _group_available_bytes(reading, working_set)
+    else:
+        available = _unused_bytes(reading)
     return Candidate(
-        source=reading.source, available_bytes=_group_available_bytes(reading, working_set)
+        source=reading.source,
+        available_bytes=None if available is None else max(0, available - margin),
+        margin_bytes=margin,
     )
+
+
+def _unused_bytes(reading: Reading) -> int | None:
+    if reading.total_bytes is None or reading.used_bytes is None:
+        return None
+    return max(0, reading.total_bytes - reading.used_bytes)
 
 
 def _group_available_bytes(reading: Reading, working_set: WorkingSet | None) -> int | None:
@@ -137,24 +159,25 @@ def _group_available_bytes(reading: Reading, working_set: WorkingSet | None) -> 
     return max(0, reading.total_bytes - kept_bytes)
 
 
-def _host_available_bytes(
-    reading: Reading, margin_bytes: int, working_set: WorkingSet | None
-) -> int | None:
+def _host_available_bytes(reading: Reading, working_set: WorkingSet | None) -> int | None:
     claimed = reading.parts.available_bytes
     if claimed is None:
         return None
     pages = file_pages(reading.parts, working_set)
     if pages is not None:
         kept_bytes = pages.hot_bytes + pages.elsewhere_bytes + pages.unwritten_bytes
-        return max(0, claimed - kept_bytes - margin_bytes)
+        return max(0, claimed - kept_bytes)
     # MemAvailable counts file pages, and how many of them are in use is not known.
     if reading.free_bytes is None:
         return None
-    return max(0, min(claimed, reading.free_bytes) - margin_bytes)
+    return min(claimed, reading.free_bytes)
 
 
-def _margin_bytes(total_bytes: int | None) -> int:
-    return max(_MARGIN_FLOOR_BYTES, (total_bytes or 0) // _MARGIN_DIVISOR)
+def _margin_bytes(reading: Reading) -> int:
+    """What is never taken of this source, whatever it says is left."""
+    if reading.scope in ("host", "nodes"):
+        return max(_MARGIN_FLOOR_BYTES, (reading.total_bytes or 0) // _MARGIN_DIVISOR)
+    return _COMMIT_RESERVE_BYTES if reading.scope == "commit" else 0
 
 
 def file_pages(parts: MemoryParts, working_set: WorkingSet | None = None) -> FilePages | None:

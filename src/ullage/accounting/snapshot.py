@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ullage.accounting.exact import (
-    HOST_SOURCE,
     FilePages,
     Settled,
     WorkingSet,
@@ -19,7 +18,10 @@ from ullage.devices.base import ProcessReading, Reading
 
 OTHERS: Final = "other processes"
 # What `available` is made of, in this order.
-AVAILABLE_LINES: Final = ("unused", "file pages, reclaimable")
+UNUSED: Final = "unused"
+AVAILABLE_LINES: Final = (UNUSED, "file pages, reclaimable")
+# All that a bound on mappings or promises says of what it counts.
+COUNTED: Final = ("mapped already", "promised to processes already")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,6 @@ class Snapshot:
     binding_source: str
     # The own processes' mapped files, code above all, whichever group the kernel charged them to.
     own_file_bytes: int | None
-    group_hot_file_bytes: int | None  # of the binding source
     ledger: Ledger
 
 
@@ -50,7 +51,6 @@ def snapshot(
     """
     settled = settle(readings, working_set=working_set)
     binding = next(each for each in readings if each.source == settled.binding_source)
-    pages = file_pages(binding.parts, working_set)
     return Snapshot(
         taken_at_s=taken_at_s,
         readings=tuple(readings),
@@ -59,10 +59,9 @@ def snapshot(
         available_bytes=settled.available_bytes,
         binding_source=settled.binding_source,
         own_file_bytes=_own_file_bytes(processes),
-        group_hot_file_bytes=None if pages is None else pages.hot_bytes,
         ledger=Ledger(
             total_bytes=settled.total_bytes,
-            lines=tuple(_lines(settled, binding, pages, processes)),
+            lines=tuple(_lines(settled, binding, processes, working_set)),
         ),
     )
 
@@ -76,35 +75,66 @@ def _own_file_bytes(processes: Sequence[ProcessReading]) -> int | None:
 def _lines(
     settled: Settled,
     binding: Reading,
-    pages: FilePages | None,
     processes: Sequence[ProcessReading],
+    working_set: WorkingSet | None,
+) -> Iterator[Line]:
+    if binding.counts_memory:
+        yield from _memory_lines(binding, processes, working_set)
+    else:
+        yield _counted_line(binding)
+    yield from _margin_lines(settled, binding)
+    yield from _available_lines(settled, binding)
+
+
+def _counted_line(binding: Reading) -> Line:
+    """pre: `binding` binds, so that it is known what is used of it."""
+    return Line(
+        name=COUNTED[binding.scope == "commit"],
+        size_bytes=binding.used_bytes,
+        provenance="exact",
+        source=binding.source,
+    )
+
+
+def _memory_lines(
+    binding: Reading, processes: Sequence[ProcessReading], working_set: WorkingSet | None
 ) -> Iterator[Line]:
     own = [_process_line(process) for process in processes]
     yield from own
     yield _others_line(binding, own)
     yield _kernel_line(binding)
+    if binding.parts.hugetlb_bytes:
+        yield Line(
+            name="huge page pool",
+            size_bytes=binding.parts.hugetlb_bytes,
+            provenance="exact",
+            source=binding.source,
+        )
+    pages = file_pages(binding.parts, working_set)
     if pages is not None:
+        yield from _file_lines(binding, pages)
+
+
+def _file_lines(binding: Reading, pages: FilePages) -> Iterator[Line]:
+    yield Line(
+        name="file pages, mapped and in use",
+        size_bytes=pages.hot_bytes,
+        provenance="estimated",
+        source=binding.source,
+    )
+    if pages.elsewhere_bytes:
         yield Line(
-            name="file pages, mapped and in use",
-            size_bytes=pages.hot_bytes,
+            name="file pages, in use here and charged elsewhere",
+            size_bytes=pages.elsewhere_bytes,
             provenance="estimated",
-            source=binding.source,
+            source="the engine's own processes",
         )
-        if pages.elsewhere_bytes:
-            yield Line(
-                name="file pages, in use here and charged elsewhere",
-                size_bytes=pages.elsewhere_bytes,
-                provenance="estimated",
-                source="the engine's own processes",
-            )
-        yield Line(
-            name="file pages, dirty or written back",
-            size_bytes=pages.unwritten_bytes,
-            provenance="derived",
-            source=binding.source,
-        )
-    yield from _margin_lines(settled)
-    yield from _available_lines(settled, binding)
+    yield Line(
+        name="file pages, dirty or written back",
+        size_bytes=pages.unwritten_bytes,
+        provenance="derived",
+        source=binding.source,
+    )
 
 
 def _process_line(process: ProcessReading) -> Line:
@@ -139,7 +169,7 @@ def _others_line(binding: Reading, own: Sequence[Line]) -> Line:
 
 def _kernel_line(binding: Reading) -> Line:
     size = binding.parts.kernel_bytes
-    if size is not None and binding.source == HOST_SOURCE:
+    if size is not None and binding.scope == "host":
         # MemAvailable counts reclaimable slab.
         size = max(0, size - (binding.parts.slab_reclaimable_bytes or 0))
     return Line(
@@ -150,11 +180,15 @@ def _kernel_line(binding: Reading) -> Line:
     )
 
 
-def _margin_lines(settled: Settled) -> Iterator[Line]:
+def _margin_lines(settled: Settled, binding: Reading) -> Iterator[Line]:
     for candidate in settled.candidates:
-        if candidate.source == settled.binding_source and candidate.margin_bytes:
+        if candidate.source == binding.source and candidate.margin_bytes:
             yield Line(
-                name="margin for the host's watermarks",
+                name=(
+                    "margin for the host's watermarks"
+                    if binding.counts_memory
+                    else "kept by the kernel for root and small processes"
+                ),
                 size_bytes=candidate.margin_bytes,
                 provenance="estimated",
                 source=candidate.source,
@@ -170,4 +204,7 @@ def _available_lines(settled: Settled, binding: Reading) -> Iterator[Line]:
     unused_bytes = min(settled.available_bytes, free)
     sizes_bytes = (unused_bytes, settled.available_bytes - unused_bytes)
     for name, size_bytes in zip(AVAILABLE_LINES, sizes_bytes, strict=True):
-        yield Line(name=name, size_bytes=size_bytes, provenance="derived", source=binding.source)
+        if binding.counts_memory or name == UNUSED:
+            yield Line(
+                name=name, size_bytes=size_bytes, provenance="derived", source=binding.source
+            )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ullage.accounting.exact import HOST_SOURCE
+from ullage.accounting.exact import limiting
 from ullage.compare import machine
 from ullage.compare.checkpoint import Checkpoint, read_checkpoint
 from ullage.compare.container import UNCONFINED, check_enforced
@@ -29,7 +29,6 @@ from ullage.compare.starts import (
 )
 from ullage.compare.tune import tune_stock
 from ullage.devices import host
-from ullage.devices.base import Reading
 from ullage.errors import Usage
 from ullage.report.comparison import Comparison, Settings
 from ullage.units import gib
@@ -74,7 +73,7 @@ def _tuned(
         sides = without_starts([STOCK, plan, ULLAGE])
         write_result(dataclasses.replace(comparison, sides=sides), trial.output)
 
-    total_bytes = trial.limit_bytes or _memory().total_bytes or 0
+    total_bytes = trial.limit_bytes or limiting(host.read()).total_bytes or 0
     return (tune_stock(trial, total_bytes, phase, so_far),)
 
 
@@ -145,21 +144,15 @@ def check_machine(limit_bytes: int) -> None:
 
     The tighter limit would hold then, and not the one that the table names.
     """
-    tightest = _memory()
+    tightest = limiting(host.read())
     total_bytes = tightest.total_bytes
     if total_bytes is None or limit_bytes <= total_bytes:
         return
-    where = "this machine's" if tightest.source == HOST_SOURCE else f"{tightest.source}'s"
+    where = "this machine's" if tightest.scope == "host" else f"{tightest.source}'s"
     raise Usage(
         f"A limit of {gib(limit_bytes)} is more than {where} {gib(total_bytes)}. "
         f"Use at most --memory {total_bytes >> 20}MiB."
     )
-
-
-def _memory() -> Reading:
-    """The source with the least memory in all: the machine, or a group that this process is in."""
-    known = [reading for reading in host.read() if reading.total_bytes is not None]
-    return min(known, key=lambda reading: reading.total_bytes or 0)
 
 
 def _load(request: Request, checkpoint: Checkpoint) -> Load:

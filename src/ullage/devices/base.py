@@ -13,6 +13,14 @@ from typing import Literal, Protocol
 
 Platform = Literal["host"]
 
+Scope = Literal[
+    "host",  # the machine's memory
+    "nodes",  # that of the NUMA nodes that the process may use
+    "group",  # what a memory group may use of it
+    "process",  # what one process may map, whatever memory is behind it
+    "commit",  # what the kernel may promise to all processes
+]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
@@ -41,19 +49,40 @@ class MemoryParts:
     unevictable_bytes: int | None = None  # locked pages, anonymous ones included
     kernel_bytes: int | None = None  # slab_reclaimable_bytes included
     slab_reclaimable_bytes: int | None = None
+    hugetlb_bytes: int | None = None  # the administrator's huge page pool: not free, used or not
     available_bytes: int | None = None  # meminfo's MemAvailable
+    swap_total_bytes: int | None = None
+    swap_free_bytes: int | None = None
     file_refaults: int | None = None  # file pages read again soon after they were reclaimed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pressure:
+    """Share of the last ten seconds in which some process waited for memory, or all did.
+
+    Source: Documentation/accounting/psi.rst.
+    """
+
+    some_percent: float
+    full_percent: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """What one source said of one device's memory at one moment."""
 
-    source: str  # "meminfo", "cgroup2:/kubepods.slice/pod1", "cgroup1:/job"
+    source: str  # "meminfo", "cgroup2:/kubepods.slice/pod1", "NUMA nodes 0,1", "RLIMIT_AS"
+    scope: Scope
     total_bytes: int | None = None  # of a cgroup: its limit; None where it has none
     used_bytes: int | None = None
     free_bytes: int | None = None
     parts: MemoryParts = field(default_factory=MemoryParts)
+    pressure: Pressure | None = None  # None: not measured there
+
+    @property
+    def counts_memory(self) -> bool:
+        """Are its bytes pages in memory, rather than addresses or promises?"""
+        return self.scope in ("host", "nodes", "group")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

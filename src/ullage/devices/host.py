@@ -1,21 +1,19 @@
-"""The host's memory: /proc/meminfo, each visible memory cgroup, and single processes.
+"""The host's memory: everything that bounds what this process may take, and single processes.
 
 Everything is read below `root`, so that another machine's tree can stand in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
-from ullage.devices.base import Device, MemoryParts, ProcessReading, Reading
+from ullage.devices import bounds, groups, machine
+from ullage.devices.base import Device, ProcessReading, Reading
 from ullage.drivers import cgroups, procfs, sysfs
 from ullage.drivers.cgroups import Level
-
-# v1 writes "no limit" as the largest multiple of the page size in 63 bits: 9223372036854771712
-# with pages of 4 KiB, less with larger ones.  No machine has 4 EiB.
-_NO_LIMIT_BYTES: Final = 1 << 62
 
 
 def find(*, root: Path = sysfs.REAL_ROOT) -> Sequence[Device]:
@@ -28,13 +26,53 @@ def find(*, root: Path = sysfs.REAL_ROOT) -> Sequence[Device]:
 
 
 def read(device: Device | None = None, *, root: Path = sysfs.REAL_ROOT) -> Sequence[Reading]:
-    """meminfo first, then the own memory cgroup, then its visible ancestors.
+    """meminfo, the own memory cgroup, its visible ancestors, and whatever else bounds this process.
 
-    A level without memory files is left out.  Raises Unreadable where the own cgroup cannot be
-    named, or /proc/self/cgroup is refused: a limit that cannot be seen may still kill.
+    That is the NUMA nodes that it may use, where it may not use all; its limits on what it maps,
+    where it has any; and what the kernel may promise, where it keeps count.  A level without memory
+    files is left out.  Raises Unreadable where the own cgroup cannot be named, or /proc/self/cgroup
+    is refused: a limit that cannot be seen may still kill.
     """
-    levels = (_read_level(level, root) for level in cgroups.memory_levels(root=root))
-    return [_read_meminfo(root), *(reading for reading in levels if reading is not None)]
+    return read_at(places(root=root), root=root)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where a process is read: what does not move while it runs."""
+
+    levels: tuple[Level, ...]
+    nodes: tuple[int, ...]
+    limits_bytes: Mapping[str, int]
+    promises_are_bounded: bool
+
+
+def places(*, root: Path = sysfs.REAL_ROOT) -> Places:
+    """Raises Unreadable as `read` does."""
+    return Places(
+        levels=cgroups.memory_levels(root=root),
+        nodes=tuple(machine.restricting_nodes(root=root)),
+        limits_bytes=bounds.process_limits_bytes(root=root),
+        promises_are_bounded=bounds.promises_are_bounded(root=root),
+    )
+
+
+def read_at(
+    where: Places, *, root: Path = sysfs.REAL_ROOT, limits_only: bool = False
+) -> Sequence[Reading]:
+    """`read`, without looking for the places again.
+
+    `limits_only`: what decides nothing is left out, and what is available is the same.
+    """
+    groups_here = (
+        groups.read_level(level, root=root, limits_only=limits_only) for level in where.levels
+    )
+    return [
+        machine.read_meminfo(root=root, limits_only=limits_only),
+        *([machine.read_nodes(where.nodes, root=root)] if where.nodes else []),
+        *(reading for reading in groups_here if reading is not None),
+        *bounds.read_process(where.limits_bytes, root=root),
+        *([bounds.read_commit(root=root)] if where.promises_are_bounded else []),
+    ]
 
 
 def read_group(directory: Path) -> Reading:
@@ -44,114 +82,8 @@ def read_group(directory: Path) -> Reading:
     """
     version: cgroups.Version = 2 if (directory / "memory.max").exists() else 1
     level = Level(version=version, group=str(directory), directory=str(directory))
-    return _read_level(level, sysfs.REAL_ROOT) or Reading(source=_source(level))
-
-
-def _read_meminfo(root: Path) -> Reading:
-    sizes = procfs.meminfo(root=root)
-    total, free = sizes.get("MemTotal"), sizes.get("MemFree")
-    parts = MemoryParts(
-        anon_bytes=sizes.get("AnonPages"),
-        shmem_bytes=sizes.get("Shmem"),
-        file_bytes=_sum(sizes, "Cached", "Buffers"),
-        inactive_file_bytes=sizes.get("Inactive(file)"),
-        active_file_bytes=sizes.get("Active(file)"),
-        mapped_file_bytes=sizes.get("Mapped"),
-        dirty_bytes=sizes.get("Dirty"),
-        writeback_bytes=sizes.get("Writeback"),
-        unevictable_bytes=sizes.get("Unevictable"),
-        kernel_bytes=_sum(sizes, "Slab", "KernelStack", "PageTables", later=("Percpu",)),
-        slab_reclaimable_bytes=sizes.get("SReclaimable"),
-        available_bytes=sizes.get("MemAvailable"),
-    )
-    used = None if total is None or free is None else total - free
-    return Reading(
-        source="meminfo", total_bytes=total, used_bytes=used, free_bytes=free, parts=parts
-    )
-
-
-def _read_level(level: Level, root: Path) -> Reading | None:
-    return _read_v2(level, root) if level.version == 2 else _read_v1(level, root)
-
-
-def _read_v2(level: Level, root: Path) -> Reading | None:
-    """Source: Documentation/admin-guide/cgroup-v2.rst."""
-    if sysfs.read_text(f"{level.directory}/memory.max", root=root) is None:
-        return None
-    # Over memory.high processes are slowed down until they hardly run: as good as a limit.
-    limits = [
-        sysfs.read_limit(f"{level.directory}/{name}", root=root)
-        for name in ("memory.max", "memory.high")
-    ]
-    stat = sysfs.read_counters(f"{level.directory}/memory.stat", root=root)
-    parts = MemoryParts(
-        anon_bytes=stat.get("anon"),
-        shmem_bytes=stat.get("shmem"),
-        file_bytes=stat.get("file"),
-        inactive_file_bytes=stat.get("inactive_file"),
-        active_file_bytes=stat.get("active_file"),
-        mapped_file_bytes=stat.get("file_mapped"),
-        dirty_bytes=stat.get("file_dirty"),
-        writeback_bytes=stat.get("file_writeback"),
-        unevictable_bytes=stat.get("unevictable"),
-        kernel_bytes=_kernel_v2_bytes(stat),
-        slab_reclaimable_bytes=stat.get("slab_reclaimable"),
-        file_refaults=stat.get("workingset_refault_file"),
-    )
-    return Reading(
-        source=_source(level),
-        total_bytes=min((limit for limit in limits if limit is not None), default=None),
-        used_bytes=sysfs.read_number(f"{level.directory}/memory.current", root=root),
-        parts=parts,
-    )
-
-
-def _read_v1(level: Level, root: Path) -> Reading | None:
-    """Source: Documentation/admin-guide/cgroup-v1/memory.rst.
-
-    Keys without "total_" count the group alone, without the groups below it.
-    """
-    limit = sysfs.read_limit(f"{level.directory}/memory.limit_in_bytes", root=root)
-    if limit is None:
-        return None
-    stat = sysfs.read_counters(f"{level.directory}/memory.stat", root=root)
-    parts = MemoryParts(
-        anon_bytes=stat.get("total_rss"),
-        shmem_bytes=stat.get("total_shmem"),
-        file_bytes=stat.get("total_cache"),
-        inactive_file_bytes=stat.get("total_inactive_file"),
-        active_file_bytes=stat.get("total_active_file"),
-        mapped_file_bytes=stat.get("total_mapped_file"),
-        dirty_bytes=stat.get("total_dirty"),
-        writeback_bytes=stat.get("total_writeback"),
-        unevictable_bytes=stat.get("total_unevictable"),
-        kernel_bytes=sysfs.read_number(f"{level.directory}/memory.kmem.usage_in_bytes", root=root),
-        file_refaults=stat.get("total_workingset_refault_file"),
-    )
-    return Reading(
-        source=_source(level),
-        total_bytes=None if limit >= _NO_LIMIT_BYTES else limit,
-        used_bytes=sysfs.read_number(f"{level.directory}/memory.usage_in_bytes", root=root),
-        parts=parts,
-    )
-
-
-def _source(level: Level) -> str:
-    return f"cgroup{level.version}:{level.group}"
-
-
-def _kernel_v2_bytes(stat: dict[str, int]) -> int | None:
-    """`kernel` (Linux 5.18) has everything but socket buffers; before, its known parts."""
-    if "kernel" in stat:
-        return _sum(stat, "kernel", later=("sock",))
-    return _sum(stat, "slab", "kernel_stack", later=("pagetables", "percpu", "sock"))
-
-
-def _sum(values: dict[str, int], *keys: str, later: Sequence[str] = ()) -> int | None:
-    """None unless all `keys` are known.  Those in `later` came with later kernels."""
-    if any(key not in values for key in keys):
-        return None
-    return sum(values[key] for key in (*keys, *later) if key in values)
+    reading = groups.read_level(level, root=sysfs.REAL_ROOT)
+    return reading or Reading(source=groups.source(level), scope="group")
 
 
 def process_tree(root_pid: int, *, root: Path = sysfs.REAL_ROOT) -> Sequence[int]:

@@ -6,16 +6,19 @@ Source: proc(5); Documentation/filesystems/proc.rst for smaps_rollup and clear_r
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ullage.drivers import sysfs
+from ullage.drivers import mappings, sysfs
+from ullage.drivers.mappings import Mapping, Pid
 from ullage.errors import Unreadable
 
-Pid = int | str  # a number, or "self"
+_LIMIT: Final = re.compile(r"(?P<name>Max .+?)\s+(?P<soft>\d+)\s+\S+\s+bytes\s*")
+_PRESSURE: Final = re.compile(r"(?P<who>some|full) avg10=(?P<percent>\d+\.\d+) ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +91,31 @@ def allowed_memory_nodes(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> 
     return None
 
 
+def limits_bytes(*, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:
+    """This process's soft limits that are sizes, by the kernel's name ("Max address space").
+
+    What is unlimited is left out.  Empty where unreadable.
+    """
+    text = sysfs.read_optional("/proc/self/limits", root=root) or ""
+    rows = (_LIMIT.fullmatch(line) for line in text.splitlines())
+    return {row["name"]: int(row["soft"]) for row in rows if row is not None}
+
+
+def overcommit_mode(*, root: Path = sysfs.REAL_ROOT) -> int | None:
+    """0, 1 or 2 (Documentation/admin-guide/sysctl/vm.rst); None where unreadable."""
+    return sysfs.read_number("/proc/sys/vm/overcommit_memory", root=root)
+
+
+def pressure(path: str, *, root: Path = sysfs.REAL_ROOT) -> dict[str, float]:
+    """Percent of the last 10 s, by "some" and "full".  Empty where it is not measured.
+
+    Lines read "some avg10=0.00 avg60=0.00 avg300=0.00 total=0".
+    """
+    text = sysfs.read_optional(path, root=root) or ""
+    rows = (_PRESSURE.match(line) for line in text.splitlines())
+    return {row["who"]: float(row["percent"]) for row in rows if row is not None}
+
+
 def smaps_rollup(pid: Pid = "self", *, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:
     """The sums over all mappings, Pss among them.  Empty where unreadable (another user's).
 
@@ -152,39 +180,24 @@ def referenced_files(
     pages are copies is not said: as many as can be count as file pages.  Where a file is mapped by
     huge pages, one touch counts for all of its 2 MiB.  None where unreadable.
     """
-    text = sysfs.read_optional(f"/proc/{pid}/smaps", root=root)
-    if text is None:
+    found = mappings.read(pid, root=root)
+    if found is None:
         return None
-    found = []
-    header, present, referenced = None, 0, 0
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if " " in key:  # "7f3a...-7f3b... r-xp 00000000 fe:00 1234   /usr/lib/libc.so.6"
-            header = line.split(maxsplit=5) if _maps_file(line) else None
-        elif header and key == "Rss":
-            present = int(value.split()[0]) * 1024
-        elif header and key == "Referenced":
-            referenced = int(value.split()[0]) * 1024
-        elif header and key == "Anonymous":  # follows both
-            file_bytes = min(referenced, present - int(value.split()[0]) * 1024)
-            found.append(_referenced_file(header, file_bytes))
-    return found
+    return [_referenced_file(mapping) for mapping in found if _maps_file(mapping)]
 
 
-def _referenced_file(header: Sequence[str], referenced_bytes: int) -> ReferencedFile:
-    permissions, device, inode = header[1], header[3], header[4]
+def _referenced_file(mapping: Mapping) -> ReferencedFile:
+    file_bytes = min(mapping.referenced_bytes, mapping.present_bytes - mapping.anonymous_bytes)
     return ReferencedFile(
-        device=device,
-        inode=int(inode),
-        is_code="x" in permissions,
-        referenced_bytes=referenced_bytes,
+        device=mapping.device,
+        inode=mapping.inode,
+        is_code="x" in mapping.permissions,
+        referenced_bytes=file_bytes,
     )
 
 
 _SHARED_MEMORY: Final = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")  # noqa: S108 - names in maps
 
 
-def _maps_file(header: str) -> bool:
-    fields = header.split(maxsplit=5)
-    name = fields[5] if len(fields) == 6 else ""
-    return fields[4] != "0" and not name.startswith(_SHARED_MEMORY)
+def _maps_file(mapping: Mapping) -> bool:
+    return mapping.inode != 0 and not mapping.name.startswith(_SHARED_MEMORY)

@@ -17,7 +17,7 @@ from ullage.devices.base import Device, Reading
 NOT_MODELED: Final = (
     "accelerators: no GPU, NPU or TPU is looked for",
     "swap: it never counts as available",
-    "NUMA: a node may be full while the host is not",
+    "NUMA: of several nodes that may be used, one may be full while the others are not",
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ullage.accounting.ledger import Ledger
+from ullage.devices.base import MemoryParts
 from ullage.report.devices import DeviceReport, DevicesReport, SourceReport
 from ullage.report.ledger import ledger_text
 from ullage.units import gib
@@ -43,6 +44,8 @@ def _device_blocks(device: DeviceReport) -> Iterator[str]:
         f"of {gib(device.total_bytes)} ({device.binding_source})"
     )
     yield "\n".join(_source_lines(device))
+    if notes := list(_note_lines(device)):
+        yield "\n".join(notes)
     yield ledger_text(Ledger(total_bytes=device.ledger.total_bytes, lines=device.ledger.lines))
 
 
@@ -54,7 +57,7 @@ def _source_lines(device: DeviceReport) -> Iterator[str]:
 
 def _source_row(source: SourceReport) -> tuple[str, str, str, str, str]:
     reading = source.reading
-    no_limit = reading.total_bytes is None
+    no_limit = reading.total_bytes is None and reading.scope == "group"
     return (
         reading.source,
         "no limit" if no_limit else size(reading.total_bytes),
@@ -62,3 +65,22 @@ def _source_row(source: SourceReport) -> tuple[str, str, str, str, str]:
         "no limit" if no_limit else size(source.available_bytes),
         "binds" if source.binds else "",
     )
+
+
+def _note_lines(device: DeviceReport) -> Iterator[str]:
+    """What is told and bounds nothing: swap, and how long processes waited for memory."""
+    rows = []
+    for reading in (source.reading for source in device.sources):
+        if reading.parts.swap_total_bytes is not None:
+            rows.append(("swap, never counted", _swap_text(reading.parts), reading.source))
+        if reading.pressure is not None:
+            some, full = reading.pressure.some_percent, reading.pressure.full_percent
+            waited = f"some {some:.2f} %, all {full:.2f} %"
+            rows.append(("waited for memory, last 10 s", waited, reading.source))
+    yield from columns(rows, sides="<<<") if rows else ()
+
+
+def _swap_text(parts: MemoryParts) -> str:
+    if parts.swap_total_bytes == 0:
+        return "none"
+    return f"{size(parts.swap_free_bytes)} free of {size(parts.swap_total_bytes)}"

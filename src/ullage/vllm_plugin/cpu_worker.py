@@ -20,6 +20,7 @@ from vllm.config.cache import CacheConfig
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from ullage.drivers import malloc
 from ullage.errors import DoesNotFit, MemoryRefused, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
@@ -132,6 +133,7 @@ class UllageCPUWorker(CPUWorker):
         layout = placement.layout_of(
             capacity, granularity_bytes=memory.capabilities.granularity_bytes
         )
+        self._observer.check_addresses(layout.size_bytes)
         self._cache = KVCache(memory, layout, available=self._observer.available_bytes)
         self._capacity = capacity
         return self._cache
@@ -166,7 +168,11 @@ class UllageCPUWorker(CPUWorker):
             ),
             margin_bytes=self._settings.margin_bytes,
             utilization=self._explicit_utilization(),
+            heap=malloc.heap(),
+            limit_at_start_bytes=self._observer.limit_at_start_bytes,
         )
+        if changed := decision.limit.change():
+            logger.info("ullage: %s.", changed)
         logger.info(
             "ullage: %d KV cache blocks fit.\n%s", decision.blocks, ledger_text(decision.ledger)
         )
@@ -179,7 +185,8 @@ class UllageCPUWorker(CPUWorker):
     def _available_in_use(self, sizes: warm_up.Sizes) -> int:
         """With room for the file pages that the usual work uses, and not for all that is mapped."""
         self._watch_usual_work(sizes)
-        return self._observer.available_bytes()
+        available, mappable = self._observer.available_bytes(), self._observer.mappable_bytes()
+        return available if mappable is None else min(available, mappable)
 
     def _explicit_utilization(self) -> float | None:
         """The user's fraction; None where it is the engine's default, which nobody chose."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ullage.accounting.exact import limiting
 from ullage.accounting.ledger import Ledger, Line
-from ullage.accounting.snapshot import AVAILABLE_LINES, Snapshot
+from ullage.accounting.snapshot import AVAILABLE_LINES, COUNTED, Snapshot
 from ullage.budget import Budget, Engine, budget, default_margin_bytes
+from ullage.drivers.malloc import Heap
 from ullage.errors import Unreadable
 from ullage.kv.size import Layout
 from ullage.units import gib
@@ -17,14 +20,41 @@ LEFT_OVER_BY_UTILIZATION = "left over by --gpu-memory-utilization"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """The least memory of all sources.  It may change: a virtual machine gives memory back, or a
+    group's limit is set anew.  Sizes that the user gave in bytes do not follow it."""
+
+    at_start_bytes: int
+    now_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What fractions are of."""
+        return min(self.at_start_bytes, self.now_bytes)
+
+    def change(self) -> str | None:
+        """In words; None where it is what it was."""
+        if self.now_bytes == self.at_start_bytes:
+            return None
+        return (
+            f"total at start {gib(self.at_start_bytes)}, now {gib(self.now_bytes)}: fractions are "
+            f"of {gib(self.size_bytes)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """`blocks` blocks take `kv_bytes` of memory; `ledger` is the state once they are committed."""
 
     blocks: int
     kv_bytes: int
-    limit_bytes: int
+    limit: Limit
     budget: Budget
     ledger: Ledger
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.limit.size_bytes
 
 
 def decide(
@@ -37,11 +67,17 @@ def decide(
     later_bytes: int,
     margin_bytes: int | None,
     utilization: float | None,
+    heap: Heap | None = None,
+    limit_at_start_bytes: int | None = None,
 ) -> Decision:
-    """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker."""
-    limit_bytes = _limit_bytes(snapshot)
+    """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker.
+
+    `heap`: the worker's.  `limit_at_start_bytes` None: this snapshot is the first.
+    """
+    limit = _limit(snapshot, limit_at_start_bytes)
+    margin = default_margin_bytes(limit.size_bytes) if margin_bytes is None else margin_bytes
     bounds = budget(
-        total_bytes=limit_bytes,
+        total_bytes=limit.size_bytes,
         available_bytes=snapshot.available_bytes,
         engine=Engine(
             used_bytes=_own_bytes(snapshot) - committed_bytes,
@@ -49,7 +85,7 @@ def decide(
             transient_bytes=transient_bytes,
             later_bytes=later_bytes,
         ),
-        margin_bytes=(default_margin_bytes(limit_bytes) if margin_bytes is None else margin_bytes),
+        margin_bytes=margin,
         utilization=utilization,
     )
     blocks = layout.blocks_within(bounds.kv_bytes)
@@ -57,9 +93,9 @@ def decide(
     return Decision(
         blocks=blocks,
         kv_bytes=kv_bytes,
-        limit_bytes=limit_bytes,
+        limit=limit,
         budget=bounds,
-        ledger=_ledger(snapshot, bounds, worker_pid, committed_bytes, kv_bytes),
+        ledger=_ledger(snapshot, bounds, worker_pid, committed_bytes, kv_bytes, heap),
     )
 
 
@@ -79,10 +115,11 @@ def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
     )
 
 
-def _limit_bytes(snapshot: Snapshot) -> int:
-    """The smallest total of all sources, as the engine takes it: a fraction is one of the limit,
-    also where the host has less left than the limit allows."""
-    return min(each.total_bytes for each in snapshot.readings if each.total_bytes is not None)
+def _limit(snapshot: Snapshot, at_start_bytes: int | None) -> Limit:
+    now_bytes = limiting(snapshot.readings).total_bytes or 0
+    return Limit(
+        at_start_bytes=now_bytes if at_start_bytes is None else at_start_bytes, now_bytes=now_bytes
+    )
 
 
 def _own_bytes(snapshot: Snapshot) -> int:
@@ -102,14 +139,15 @@ def _own_bytes(snapshot: Snapshot) -> int:
 
 
 def _ledger(
-    snapshot: Snapshot, bounds: Budget, worker_pid: int, committed_bytes: int, kv_bytes: int
+    snapshot: Snapshot,
+    bounds: Budget,
+    worker_pid: int,
+    committed_bytes: int,
+    kv_bytes: int,
+    heap: Heap | None,
 ) -> Ledger:
     """The snapshot's lines, with what was available divided up among KV cache and deductions."""
-    kept = [
-        _without_cache(line, worker_pid, committed_bytes)
-        for line in snapshot.ledger.lines
-        if line.name not in AVAILABLE_LINES
-    ]
+    kept = _kept_lines(snapshot, worker_pid, committed_bytes, heap)
     deducted = sum(line.size_bytes or 0 for line in bounds.deductions)
     left_bytes = snapshot.available_bytes + committed_bytes - kv_bytes - deducted
     name = LEFT_OVER if bounds.bound == "available" else LEFT_OVER_BY_UTILIZATION
@@ -123,7 +161,35 @@ def _ledger(
     return Ledger(total_bytes=snapshot.total_bytes, lines=tuple(lines))
 
 
-def _without_cache(line: Line, worker_pid: int, committed_bytes: int) -> Line:
-    if line.size_bytes is None or not line.name.endswith(f"({worker_pid})"):
+def _kept_lines(
+    snapshot: Snapshot, worker_pid: int, committed_bytes: int, heap: Heap | None
+) -> Iterator[Line]:
+    """What is not available, without the KV cache's memory, which has a line of its own."""
+    for line in snapshot.ledger.lines:
+        if line.name.endswith(f"({worker_pid})"):
+            anon = next(each.anon_bytes for each in snapshot.processes if each.pid == worker_pid)
+            most_cached_bytes = max(0, (anon or 0) - committed_bytes)
+            yield from _worker_lines(_less(line, committed_bytes), heap, most_cached_bytes)
+        elif line.name in COUNTED:
+            yield _less(line, committed_bytes)
+        elif line.name not in AVAILABLE_LINES:
+            yield line
+
+
+def _worker_lines(line: Line, heap: Heap | None, most_cached_bytes: int) -> Iterator[Line]:
+    """What is in use, and what its C allocator keeps for the next allocation."""
+    cached_bytes = 0 if heap is None else min(heap.cached_bytes, most_cached_bytes)
+    yield _less(line, cached_bytes)
+    if heap is not None and cached_bytes:
+        yield Line(
+            name=f"cached by the C allocator of {line.name}, reusable",
+            size_bytes=cached_bytes,
+            provenance="derived",
+            source=heap.allocator,
+        )
+
+
+def _less(line: Line, size_bytes: int) -> Line:
+    if line.size_bytes is None:
         return line
-    return replace(line, size_bytes=max(0, line.size_bytes - committed_bytes))
+    return replace(line, size_bytes=max(0, line.size_bytes - size_bytes))

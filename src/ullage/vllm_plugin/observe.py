@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ullage.accounting.exact import WorkingSet, settle
+from ullage.accounting.exact import WorkingSet, limiting, settle
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.devices import host
-from ullage.devices.base import ProcessReading
-from ullage.errors import Unreadable
+from ullage.devices.base import ProcessReading, Reading
+from ullage.devices.bounds import ADDRESS_SPACE
+from ullage.errors import MemoryRefused, Unreadable
+from ullage.units import gib
 from ullage.vllm_plugin import settings
 
 
@@ -25,6 +27,8 @@ class Observer:
     def __init__(self) -> None:
         self._frontend_pid = settings.read(os.environ).frontend_pid or os.getpid()
         self._working_set: WorkingSet | None = None
+        self._places: host.Places | None = None
+        self.limit_at_start_bytes: int | None = None  # the least memory of all sources, first seen
 
     @contextmanager
     def usual_work(self) -> Iterator[None]:
@@ -52,16 +56,38 @@ class Observer:
 
     def take(self) -> Snapshot:
         """All readings, and the engine's own processes."""
-        return snapshot(
-            readings=host.read(),
+        self._places = host.places()
+        taken = snapshot(
+            readings=_without_addresses(host.read_at(self._places)),
             processes=self._processes(),
             taken_at_s=time.time(),
             working_set=self._working_set,
         )
+        if self.limit_at_start_bytes is None:
+            self.limit_at_start_bytes = limiting(taken.readings).total_bytes
+        return taken
 
     def available_bytes(self) -> int:
-        """What could be taken now.  Cheaper than `take`: no process is looked at."""
-        return settle(host.read(), working_set=self._working_set).available_bytes
+        """What could be taken now.  Cheaper than `take`: no process is looked at, and the sources
+        are those of the last `take`."""
+        self._places = self._places or host.places()
+        readings = host.read_at(self._places, limits_only=True)
+        return settle(_without_addresses(readings), working_set=self._working_set).available_bytes
+
+    def mappable_bytes(self) -> int | None:
+        """Addresses that this process may still take; None where nothing limits them."""
+        bound = [each for each in host.read() if each.source == ADDRESS_SPACE]
+        return settle(bound).available_bytes if bound else None
+
+    def check_addresses(self, size_bytes: int) -> None:
+        """Raises MemoryRefused where the process may not take so many addresses."""
+        left_bytes = self.mappable_bytes()
+        if left_bytes is not None and size_bytes > left_bytes:
+            raise MemoryRefused(
+                f"The KV cache needs {gib(size_bytes)} of addresses, and {ADDRESS_SPACE} leaves "
+                f"{gib(left_bytes)}. Start the engine after `ulimit -v unlimited`: addresses take "
+                "no memory."
+            )
 
     def _pids(self) -> Sequence[int]:
         pids = host.process_tree(self._frontend_pid)
@@ -70,3 +96,9 @@ class Observer:
 
     def _processes(self) -> Sequence[ProcessReading]:
         return host.read_processes(self._pids())
+
+
+def _without_addresses(readings: Sequence[Reading]) -> Sequence[Reading]:
+    """The KV cache's addresses are taken before its memory, so what is left of the addresses says
+    nothing of the memory that may still be put behind them."""
+    return [reading for reading in readings if reading.source != ADDRESS_SPACE]
