@@ -35,9 +35,9 @@ libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 def take():
-    blocks = [libc.malloc(60000) for _ in range(1000)]
+    blocks = [libc.malloc(65536) for _ in range(1000)]
     for block in blocks:
-        ctypes.memset(block, 1, 60000)
+        ctypes.memset(block, 1, 65536)
     return blocks
 def drop(blocks):  # the tenth that stays keeps the heap from shrinking
     for index, block in enumerate(blocks):
@@ -143,7 +143,7 @@ print(json.dumps([taken, freed, cached()]))
     (allocator, taken), (_, freed), (_, released) = run(code)
     if allocator != "glibc":
         pytest.skip(f"the C allocator here is {allocator}")
-    assert freed - taken == pytest.approx(900 * 60000, abs=4 * MIB)
+    assert freed - taken == pytest.approx(900 * 65536, abs=4 * MIB)
     assert released < taken + 4 * MIB
 
 
@@ -165,7 +165,7 @@ thread.join()
     (allocator, first), (_, freed) = run(code)
     if allocator != "glibc":
         pytest.skip(f"the C allocator here is {allocator}")
-    assert freed - first == pytest.approx(900 * 60000, abs=6 * MIB)
+    assert freed - first == pytest.approx(900 * 65536, abs=6 * MIB)
 
 
 def test_tcmalloc_s_cache_is_seen_where_it_is_preloaded():
@@ -182,5 +182,5 @@ print(json.dumps([taken, freed, cached()]))
 """
     (allocator, taken), (_, freed), (_, released) = run(code, LD_PRELOAD=library)
     assert allocator == "tcmalloc"
-    assert freed - taken == pytest.approx(900 * 60000, abs=4 * MIB)
+    assert freed - taken == pytest.approx(900 * 65536, abs=4 * MIB)
     assert released < freed - 32 * MIB

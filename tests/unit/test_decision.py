@@ -13,6 +13,7 @@ from ullage.accounting.exact import WorkingSet
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.budget import default_margin_bytes
 from ullage.devices.base import MemoryParts, ProcessReading, Reading
+from ullage.drivers.malloc import Heap
 from ullage.kv.size import Layout, Segment
 from ullage.units import GIB, KIB, MIB
 from ullage.vllm_plugin.decision import (
@@ -90,6 +91,8 @@ def decided(
     later: int = 0,
     margin: int | None = 0,
     utilization: float | None = None,
+    heap: Heap | None = None,
+    at_start: int | None = None,
 ) -> Decision:
     return decide(
         snapshot=taken,
@@ -100,7 +103,13 @@ def decided(
         later_bytes=later,
         margin_bytes=margin,
         utilization=utilization,
+        heap=heap,
+        limit_at_start_bytes=at_start,
     )
+
+
+def glibc(in_use: int, free: int, present: int) -> Heap:
+    return Heap(allocator="glibc", in_use_bytes=in_use, free_bytes=free, present_bytes=present)
 
 
 def sizes(decision: Decision) -> dict[str, int | None]:
@@ -135,6 +144,7 @@ def decisions(
         later=draw(amounts),
         margin=draw(st.none() | amounts),
         utilization=draw(st.none() | st.floats(0.05, 1.0)),
+        heap=draw(st.none() | st.builds(glibc, amounts, amounts, amounts)),
     )
     return taken, committed, decision
 
@@ -303,3 +313,68 @@ def test_a_fraction_is_one_of_the_limit_also_where_the_host_binds():
     decision = decided(taken, utilization=0.5)
     assert decision.budget.kv_bytes == 6 * GIB
     assert decision.limit_bytes == 16 * GIB
+
+
+CACHED = "cached by the C allocator of VLLM::Worker (77), reusable"
+
+
+def test_what_the_worker_s_allocator_caches_is_a_line_of_its_own_and_the_sum_stays():
+    taken = take(container(8 * GIB, 3 * GIB), [process(1, GIB), process(WORKER, 2 * GIB)])
+    bare = decided(taken, committed=100 * MIB)
+    split = decided(taken, committed=100 * MIB, heap=glibc(GIB, 700 * MIB, GIB + 300 * MIB))
+    before, after = sizes(bare), sizes(split)
+    assert after.pop(CACHED) == 300 * MIB
+    assert after.pop("VLLM::Worker (77)") == (2048 - 100 - 300) * MIB
+    assert before.pop("VLLM::Worker (77)") == (2048 - 100) * MIB
+    assert before == after
+    assert split.ledger.residual_bytes == bare.ledger.residual_bytes
+    (line,) = (each for each in split.ledger.lines if each.name == CACHED)
+    assert (line.provenance, line.source) == ("derived", "glibc")
+
+
+def test_no_more_is_called_cached_than_the_worker_has_besides_the_kv_cache():
+    taken = take(container(8 * GIB, 2 * GIB), [process(WORKER, GIB, shmem=GIB)])
+    decision = decided(taken, committed=GIB - MIB, heap=glibc(0, GIB, GIB))
+    assert sizes(decision)[CACHED] == MIB
+    assert sizes(decision)["VLLM::Worker (77)"] == GIB
+
+
+def test_of_a_worker_of_unknown_size_nothing_is_called_cached():
+    taken = take(container(8 * GIB, GIB), [replace(process(WORKER, None), source=None)])
+    assert CACHED not in sizes(decided(taken, heap=glibc(0, GIB, GIB)))
+
+
+@given(start=st.integers(GIB, 64 * GIB), now=st.integers(GIB, 64 * GIB))
+def test_a_fraction_is_one_of_the_smaller_total_and_sizes_in_bytes_do_not_follow_it(start, now):
+    taken = take(container(now, GIB), [process(WORKER, GIB)])
+    fractional = decided(taken, utilization=0.5, at_start=start)
+    assert fractional.limit_bytes == min(start, now)
+    assert fractional.budget.unclamped_bytes <= min(start, now) // 2 + 1 - GIB
+    explicit = decided(taken, margin=512 * MIB, at_start=start)
+    assert sizes(explicit)["margin"] == 512 * MIB
+    assert explicit.budget == decided(taken, margin=512 * MIB).budget
+
+
+def test_a_total_that_changed_is_said_with_both_numbers():
+    taken = take(container(2 * GIB, GIB), [process(WORKER, GIB)])
+    assert decided(taken, at_start=2 * GIB).limit.change() is None
+    assert decided(taken, at_start=3 * GIB).limit.change() == (
+        "total at start 3.00 GiB, now 2.00 GiB: fractions are of 2.00 GiB"
+    )
+
+
+def test_a_bound_on_mappings_is_no_total_to_take_a_fraction_of_and_its_ledger_adds_up():
+    data = Reading(
+        source="RLIMIT_DATA", scope="process", total_bytes=3 * GIB, used_bytes=2 * GIB + MIB
+    )
+    taken = snapshot(
+        readings=[container(8 * GIB, 2 * GIB), data],
+        processes=[process(WORKER, 2 * GIB)],
+        taken_at_s=0.0,
+    )
+    assert (taken.binding_source, taken.available_bytes) == ("RLIMIT_DATA", GIB - MIB)
+    decision = decided(taken, committed=MIB, utilization=0.9, heap=glibc(0, GIB, GIB))
+    assert decision.limit_bytes == 8 * GIB
+    assert sizes(decision)["mapped already"] == 2 * GIB
+    assert 0 < decision.kv_bytes <= GIB
+    assert decision.ledger.residual_bytes == 0

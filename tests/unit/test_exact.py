@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.accounting.exact import file_pages, settle, unreclaimable_bytes
+from ullage.accounting.exact import file_pages, limiting, settle, unreclaimable_bytes
 from ullage.devices.base import MemoryParts, Reading
 from ullage.errors import Unreadable
 from ullage.units import GIB, MIB
@@ -199,3 +199,38 @@ def test_the_three_kinds_of_file_pages_add_up_to_the_lists(reading):
     assert pages.hot_bytes + pages.unwritten_bytes + pages.reclaimable_bytes == (
         (reading.parts.inactive_file_bytes or 0) + (reading.parts.active_file_bytes or 0)
     )
+
+
+def test_nodes_have_the_rule_of_a_group_and_the_margin_of_the_host():
+    parts = MemoryParts(**files(6 * GIB, 4 * GIB, mapped=GIB, dirty=MIB))
+    nodes = Reading(
+        source="NUMA nodes 0",
+        scope="nodes",
+        total_bytes=100 * GIB,
+        used_bytes=90 * GIB,
+        parts=parts,
+    )
+    assert settle([nodes]).available_bytes == (10 + 10 - 1 - 1) * GIB - MIB
+
+
+def test_a_bound_on_addresses_or_promises_is_no_limit_of_memory():
+    bounds = [
+        Reading(source="RLIMIT_AS", scope="process", total_bytes=GIB, used_bytes=MIB),
+        Reading(source="overcommit", scope="commit", total_bytes=2 * GIB, used_bytes=MIB),
+    ]
+    readings = [HOST, group("cgroup2:/", 8 * GIB, GIB), *bounds]
+    assert settle(readings).binding_source == "RLIMIT_AS"
+    assert limiting(readings).source == "cgroup2:/"
+
+
+@given(st.lists(any_readings(), min_size=1), st.lists(any_readings()))
+def test_one_more_source_never_makes_more_available(first, more):
+    def available(readings: list[Reading]) -> int | None:
+        try:
+            return settle(readings).available_bytes
+        except Unreadable:
+            return None
+
+    alone, together = available([HOST, *first]), available([HOST, *first, *more])
+    if alone is not None and together is not None:
+        assert together <= alone

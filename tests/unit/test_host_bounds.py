@@ -188,7 +188,7 @@ def test_with_strict_overcommit_the_commit_limit_binds_less_what_the_kernel_keep
     assert taken.available_bytes == 6 * GIB - 136 * MIB
     assert {line.name: line.size_bytes for line in taken.ledger.lines} == {
         "promised to processes already": 2 * GIB,
-        "kept by the kernel for root and small processes": 136 * MIB,
+        "kept back for root and small processes": 136 * MIB,
         "unused": 6 * GIB - 136 * MIB,
     }
     assert taken.ledger.residual_bytes == 0

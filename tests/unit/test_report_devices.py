@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.accounting.snapshot import snapshot
-from ullage.devices.base import Device, MemoryParts, Reading
+from ullage.devices.base import Device, MemoryParts, Pressure, Reading
 from ullage.report.devices import DevicesReport, device_report
 from ullage.report.json import document, json_schema
 from ullage.report.text import columns, devices_text
@@ -24,7 +24,14 @@ MEMINFO = Reading(
     total_bytes=16 * GIB,
     used_bytes=6 * GIB,
     free_bytes=10 * GIB,
-    parts=MemoryParts(anon_bytes=5 * GIB, shmem_bytes=0, available_bytes=10 * GIB),
+    parts=MemoryParts(
+        anon_bytes=5 * GIB,
+        shmem_bytes=0,
+        available_bytes=10 * GIB,
+        swap_total_bytes=2 * GIB,
+        swap_free_bytes=GIB,
+    ),
+    pressure=Pressure(some_percent=1.5, full_percent=0.25),
 )
 GROUP = Reading(
     source="cgroup2:/job",
@@ -61,10 +68,35 @@ def test_what_is_not_known_is_null_in_the_document_and_never_zero():
 
 def test_text_says_which_source_binds_and_what_has_no_limit():
     text = devices_text(report(MEMINFO, GROUP, UNLIMITED))
-    lines = {line.split("  ")[0]: line for line in text.splitlines()}
-    assert lines["cgroup2:/job"].endswith("binds")
+    lines = {
+        line.split()[-1]: line for line in text.splitlines() if "limit" in line or "binds" in line
+    }
+    assert lines["cgroup2:/job"].endswith("3.00 GiB  binds  cgroup2:/job")
     assert lines["cgroup2:/"].count("no limit") == 2
     assert "3.00 GiB can still be taken, of 4.00 GiB (cgroup2:/job)" in text
+
+
+def test_text_tells_swap_and_pressure_apart_from_what_can_be_taken():
+    text = devices_text(report(MEMINFO, GROUP))
+    assert "swap, never counted           1.00 GiB free of 2.00 GiB  meminfo" in text
+    assert "waited for memory, last 10 s  some 1.50 %, all 0.25 %    meminfo" in text
+    assert "swap" not in devices_text(report(GROUP))
+    assert "waited" not in devices_text(report(GROUP))
+
+
+def test_text_says_unknown_and_not_unlimited_where_nodes_cannot_be_read():
+    nodes = Reading(source="NUMA nodes 1", scope="nodes")
+    (line,) = (each for each in devices_text(report(MEMINFO, nodes)).splitlines() if "NUMA" in each)
+    assert line.split() == ["unknown", "unknown", "unknown", "NUMA", "nodes", "1"]
+
+
+def test_the_document_has_scope_pressure_and_swap_of_each_reading():
+    (device,) = json.loads(document(report(MEMINFO, GROUP)))["devices"]
+    meminfo, group = (source["reading"] for source in device["sources"])
+    assert (meminfo["scope"], group["scope"]) == ("host", "group")
+    assert meminfo["pressure"] == {"some_percent": 1.5, "full_percent": 0.25}
+    assert group["pressure"] is None
+    assert meminfo["parts"]["swap_total_bytes"] == 2 * GIB
 
 
 def test_the_document_follows_its_schema():

@@ -187,7 +187,7 @@ def _margin_lines(settled: Settled, binding: Reading) -> Iterator[Line]:
                 name=(
                     "margin for the host's watermarks"
                     if binding.counts_memory
-                    else "kept by the kernel for root and small processes"
+                    else "kept back for root and small processes"
                 ),
                 size_bytes=candidate.margin_bytes,
                 provenance="estimated",

@@ -50,20 +50,21 @@ def _device_blocks(device: DeviceReport) -> Iterator[str]:
 
 
 def _source_lines(device: DeviceReport) -> Iterator[str]:
-    rows = [("source", "total", "used", "could be taken", "")]
+    """Sizes first: a group's name may be longer than a terminal is wide."""
+    rows = [("total", "used", "could be taken", "", "source")]
     rows += [_source_row(source) for source in device.sources]
-    yield from columns(rows, sides="<>>><")
+    yield from columns(rows, sides=">>><<")
 
 
 def _source_row(source: SourceReport) -> tuple[str, str, str, str, str]:
     reading = source.reading
     no_limit = reading.total_bytes is None and reading.scope == "group"
     return (
-        reading.source,
         "no limit" if no_limit else size(reading.total_bytes),
         size(reading.used_bytes),
         "no limit" if no_limit else size(source.available_bytes),
         "binds" if source.binds else "",
+        reading.source,
     )
 
 
