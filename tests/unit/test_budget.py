@@ -67,8 +67,8 @@ def test_a_fraction_above_what_is_available_does_not_bind():
     assert (result.kv_bytes, result.bound) == (9 * GIB, "available")
 
 
-def test_the_default_margin_is_a_64th_and_at_least_128_mib():
-    assert default_margin_bytes(4 * GIB) == 128 * MIB
+def test_the_default_margin_is_a_64th_and_at_least_64_mib():
+    assert default_margin_bytes(2 * GIB) == 64 * MIB
     assert default_margin_bytes(64 * GIB) == GIB
     assert default_margin_bytes(64 * GIB + 1) == GIB + 1
 

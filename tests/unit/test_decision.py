@@ -199,7 +199,7 @@ def test_a_start_line_by_line():
     decision = decided(taken, committed=MIB, transient=200 * MIB, later=48 * MIB, margin=None)
     available = 4096 - 1600 - 150  # MiB
     assert taken.available_bytes == available * MIB
-    budget_bytes = (available + 1 - 200 - 48 - 128) * MIB
+    budget_bytes = (available + 1 - 200 - 48 - 64) * MIB
     assert decision.budget.kv_bytes == budget_bytes
     assert decision.blocks == budget_bytes // (192 * KIB)
     assert decision.kv_bytes == decision.blocks * 192 * KIB
@@ -212,7 +212,7 @@ def test_a_start_line_by_line():
         "file pages, dirty or written back": 0,
         "transient peak of the largest step": 200 * MIB,
         "still to come in the engine's processes": 48 * MIB,
-        "margin": 128 * MIB,
+        "margin": 64 * MIB,
         KV_CACHE: decision.kv_bytes,
         LEFT_OVER: budget_bytes - decision.kv_bytes,
     }

@@ -9,8 +9,9 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from ullage.drivers import malloc
 from ullage.errors import Unsupported
-from ullage.vllm_plugin import prompt_logprobs, settings, versions
+from ullage.vllm_plugin import core_tokenizer, prompt_logprobs, settings, versions
 from ullage.vllm_plugin.eligible import memory_nodes, reason_against
 
 # vLLM configures loggers below its own name only.
@@ -33,6 +34,7 @@ def activate() -> None:
         fall_back(f"the platform is {current_platform.device_name}, and only CPU is handled yet")
     else:
         _wrap_configuration(type(current_platform), rules)
+        core_tokenizer.load_first()
 
 
 def fall_back(reason: str) -> None:
@@ -85,6 +87,8 @@ def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
     if reason is None:
         parallel_config.worker_cls = versions.OUR_WORKER
         os.environ.setdefault(versions.GRAMMAR_CACHE, str(versions.GRAMMAR_CACHE_MB))
+        # Read by the C library when a process starts: it reaches the workers, not this process.
+        os.environ[malloc.TUNABLES] = malloc.with_huge_pages(os.environ)
         prompt_logprobs.refuse(allowed=settings.read(os.environ).prompt_logprobs)
     else:
         fall_back(reason)

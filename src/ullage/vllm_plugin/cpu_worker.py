@@ -34,6 +34,10 @@ from ullage.vmem.cpu import CpuMemory
 logger = init_logger("vllm.ullage.worker")
 
 _LEAST_BLOCKS = 2  # the null block, and one for tokens
+# The C library starts at 128 KiB and moves up to 32 MiB with each block that is freed (mallopt(3)):
+# the heap then keeps, spread, what a step took for a moment.  Mapped by itself, a block costs page
+# faults each time, few of them where it can be a huge page.
+_LARGE_BLOCK_BYTES = 2 * MIB
 
 
 def _rules() -> versions.EngineRules:
@@ -75,6 +79,7 @@ class UllageCPUWorker(CPUWorker):
         self._observer = Observer()
         self._started_s = time.time()
         self._settings = settings.read(os.environ)
+        malloc.map_large_blocks(_LARGE_BLOCK_BYTES)
         with _start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
 
