@@ -71,9 +71,11 @@ class Record:
     """Where a script's result goes: `directory`/`name`.json and .md.
 
     `question` is what is asked, `goal` what was hoped for; `begun_at` the commit it began with.
+    `version` counts up when the document's keys change.
     """
 
     name: str
+    version: int = 1
     directory: Path
     question: str
     goal: str
@@ -92,7 +94,7 @@ class Record:
     ) -> None:
         """Replace document and table by what there is now."""
         told = {
-            "schema": f"ullage.benchmark.{self.name}/1",
+            "schema": f"ullage.benchmark.{self.name}/{self.version}",
             "commit": both(self.begun_at, commit()),
             "command": self.command,
             "machine": dataclasses.asdict(machine.describe(self.where.partition(",")[0])),

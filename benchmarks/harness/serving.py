@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.compiler import CompilerWatch
 from ullage.budget import default_margin_bytes
 from ullage.compare.container import container
 from ullage.compare.counters import Sampler
@@ -33,11 +34,15 @@ from ullage.errors import EngineFailed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """A server that answered; `kv_tokens` and `kv_bytes` are None where the log does not say."""
+    """A server that answered; `kv_tokens` and `kv_bytes` are None where the log does not say.
+
+    `compiler` was watched until the server answered.
+    """
 
     server: Server
     group: MemoryGroup
     sampler: Sampler
+    compiler: CompilerWatch
     ready_s: float
     kv_tokens: int | None
     kv_bytes: int | None
@@ -100,14 +105,21 @@ def serving(trial: Trial, side: SidePlan, directory: Path, phase: Phase) -> Iter
         phase("starting the engine")
         log = directory / "server.log"
         server = undo.enter_context(running(inside, command, env, log, port))
-        yield _ready(trial, side, server, inside.group, sampler)
+        with CompilerWatch(inside.group) as compiler:
+            ready_s = server.wait_ready()
+        yield _engine(trial, side, server, inside.group, ready_s, sampler, compiler)
         phase("ending the engine")
 
 
-def _ready(
-    trial: Trial, side: SidePlan, server: Server, group: MemoryGroup, sampler: Sampler
+def _engine(
+    trial: Trial,
+    side: SidePlan,
+    server: Server,
+    group: MemoryGroup,
+    ready_s: float,
+    sampler: Sampler,
+    compiler: CompilerWatch,
 ) -> Engine:
-    ready_s = server.wait_ready()
     lines = log_lines(server.log)
     if side.name == ULLAGE.name and not plugin_acted(lines):
         raise EngineFailed(NOT_LOADED)
@@ -117,6 +129,7 @@ def _ready(
         server=server,
         group=group,
         sampler=sampler,
+        compiler=compiler,
         ready_s=round(ready_s, 1),
         kv_tokens=tokens,
         kv_bytes=tokens * token_bytes if tokens and token_bytes else None,
