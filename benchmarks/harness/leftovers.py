@@ -79,6 +79,11 @@ def _files(places: Places) -> Iterable[str]:
         )
 
 
+def size_bytes(folder: Path) -> int:
+    """Memory or disk behind the files of `folder`; a file's length may be more (stat(2))."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
 def is_stock(file: str) -> bool:
     """Is it what an engine without ullage leaves as well?"""
     place, _, name = file.partition("/")
