@@ -203,6 +203,7 @@ def medians(told: dict[str, Any]) -> str:
         f"{state['refaulted_pages']['median']} against "
         f"{state['refaulted_pages_twice_as_large']['median']} (medians of {state['runs']})"
         for files, state in told.items()
+        if state["runs"]
     ]
     return "\n".join(lines)
 

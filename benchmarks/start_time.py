@@ -50,7 +50,7 @@ ENDS: Final = (
     ("front end made", re.compile(r"Starting vLLM server on")),
 )
 # "ullage warm-up: largest prefill 7.2 s, peak 1.8 GiB, kept ...".
-STEP: Final = re.compile(r"([a-z][a-z -]*[a-z]) ([\d.]+) s, peak")
+STEP: Final = re.compile(r"([a-z][a-z -]*[a-z]) ([\d.]+) s\b")
 
 
 def side_of(name: str, kv_bytes: int, folder: Path) -> SidePlan:
