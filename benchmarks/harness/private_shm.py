@@ -9,13 +9,28 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from ullage.drivers import namespaces
+
+SHM = "/dev/shm"  # noqa: S108 - folders of our own are made in it
+
+
+def own_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder in /dev/shm, gone with all that is in it when its block ends."""
+    return tempfile.TemporaryDirectory(prefix="ullage-", dir=SHM, ignore_cleanup_errors=True)
+
+
+def command(folder: str, program: Sequence[str]) -> list[str]:
+    """The argument list that runs `program` so."""
+    return [sys.executable, "-P", str(Path(__file__)), folder, *program]
 
 
 def main() -> None:
     folder, *program = sys.argv[1:]
-    namespaces.bind(folder, "/dev/shm")  # noqa: S108 - the folder's own copy of it
+    namespaces.bind(folder, SHM)
     os.execvp(program[0], program)  # noqa: S606 - an argument list, never a shell
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from harness import private_shm
 from harness.leftovers import Found, Places, look
 from ullage.compare.container import container
 from ullage.compare.machine import preferred_dtype
@@ -37,7 +37,6 @@ from ullage.units import GIB
 LIMIT_BYTES: Final = 2 * GIB
 GONE_WITHIN_S: Final = 5.0
 POLL_S: Final = 0.05
-SHM: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +75,8 @@ def series_below(logs: Path) -> Iterator[Series]:
     cpus = cpu_list(os.sched_getaffinity(0))
     logs.mkdir(parents=True)
     with contextlib.ExitStack() as undo:
-        scratch = Path(undo.enter_context(_folder(None)))
-        places = Places.below(scratch, Path(undo.enter_context(_folder(SHM))))
+        scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ullage-")))
+        places = Places.below(scratch, Path(undo.enter_context(private_shm.own_folder())))
         caches = scratch / "caches"
         caches.mkdir()
         yield Series(
@@ -104,16 +103,12 @@ def series_below(logs: Path) -> Iterator[Series]:
         )
 
 
-def _folder(parent: Path | None) -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="ullage-", dir=parent, ignore_cleanup_errors=True)
-
-
 @contextlib.contextmanager
 def started(series: Series, name: str) -> Iterator[tuple[MemoryGroup, Server]]:
     """One start, with the folders of the series."""
     port = free_port()
-    own_shm = [sys.executable, "-P", str(Path(__file__).parent / "private_shm.py")]
-    command = [*own_shm, str(series.places.shm), *server_command(series.settings, (), port)]
+    program = server_command(series.settings, (), port)
+    command = private_shm.command(str(series.places.shm), program)
     log = series.logs / f"{name}.log"
     with container(LIMIT_BYTES) as inside:
         assert inside.group is not None  # noqa: S101 - made with one

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import private_shm
 from harness.compiler import CompilerWatch
 from ullage.budget import default_margin_bytes
 from ullage.compare.container import container
@@ -101,7 +102,8 @@ def serving(trial: Trial, side: SidePlan, directory: Path, phase: Phase) -> Iter
             inherited_environment(), dict(side.variables), Path(scratch), trial.settings.cpus
         )
         port = free_port()
-        command = server_command(trial.settings, side.flags, port)
+        shm = undo.enter_context(private_shm.own_folder())
+        command = private_shm.command(shm, server_command(trial.settings, side.flags, port))
         phase("starting the engine")
         log = directory / "server.log"
         server = undo.enter_context(running(inside, command, env, log, port))
