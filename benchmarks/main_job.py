@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 import psutil
 
+from harness.record import RESULTS, both, commit
 from ullage.compare.files import FileState
 from ullage.compare.interrupt import interruptible
 from ullage.compare.machine import preferred_dtype
@@ -37,7 +37,6 @@ from ullage.report.comparison import Comparison, document
 from ullage.report.comparison_table import markdown
 from ullage.units import GIB
 
-RESULTS: Final = Path(__file__).resolve().parent / "results"
 # At 8 GiB and more a load that fills the pool takes an hour on 2 cores; the size of the pool does
 # not depend on the load.
 FEW_REQUESTS: Final = 16
@@ -148,19 +147,6 @@ class Record:
         text = json.dumps(measured, indent=2) + "\n"
         write_whole(self.directory / f"main_job-{self.name}.json", text)
         write_whole(self.directory / f"main_job-{self.name}.md", markdown(so_far))
-
-
-def commit() -> str:
-    """The commit that is checked out, with a mark where the product's files differ from it."""
-    git = ["git", "-C", str(RESULTS.parent)]
-    head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
-    changes = subprocess.check_output([*git, "status", "--porcelain", "--", "../src"], text=True)
-    return f"{head}, with changes in src" if changes.strip() else head
-
-
-def both(start: str, end: str) -> str:
-    """What was measured, where it was the same all along; else both, with a mark."""
-    return start if start == end else f"{start} at the start, {end} at the end"
 
 
 if __name__ == "__main__":

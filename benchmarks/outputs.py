@@ -11,18 +11,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+from harness.record import RESULTS, ROOT, commit
 from ullage.compare import machine
 from ullage.compare.model import cached_model, demo_shape
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
-from engines import run, tiny_model  # noqa: E402 - after the path it is found on
+from engines import run, tiny_model
 
 MODES: Final = {"eager": (), "compiled": ("--compiled",)}
 CACHING: Final = {"off": (), "on": ("--prefix-caching",)}
@@ -31,17 +30,16 @@ SIDES: Final = {"stock": {}, "ullage": {"ULLAGE": "1", "ULLAGE_STRICT": "1"}}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     demo = cached_model(demo_shape(machine.preferred_dtype(), small=False), lambda _bytes: None)
     cases = [
         case("two layers", tiny_model(), mode, caching) for mode in MODES for caching in CACHING
     ]
     cases += [case("demo model", demo, "eager", caching) for caching in CACHING]
-    head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     result = {
         "schema": "ullage.bench.outputs/1",
-        "commit": subprocess.check_output(head, text=True).strip(),
+        "commit": commit(),
         "command": "python benchmarks/outputs.py",
         "machine": dataclasses.asdict(machine.describe("the caller's own group")),
         "versions": machine.versions(),

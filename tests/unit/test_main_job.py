@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -96,18 +95,3 @@ def test_a_scenario_that_fails_is_named_and_the_next_one_can_run(
 
 class Machine64:
     total = 64 * GIB
-
-
-def test_a_new_file_in_src_marks_the_commit(
-    main_job: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y"]
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a").touch()
-    (tmp_path / "benchmarks").mkdir()
-    for words in (["init", "-q"], ["add", "src"], ["commit", "-q", "-m", "x"]):
-        subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr(main_job, "RESULTS", tmp_path / "benchmarks" / "results")
-    assert "," not in main_job.commit()
-    (tmp_path / "src" / "b").touch()
-    assert main_job.commit().endswith(", with changes in src")
