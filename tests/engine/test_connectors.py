@@ -34,7 +34,7 @@ def assert_made_once_over_exactly_what_is_committed(answer: dict[str, Any]) -> N
         assert view["bytes"] == view["blocks"] * view["block_bytes"]
         assert view["starts_at_storage"]
     committed = answer["log"].index(f"ullage commits {answer['blocks']} blocks")
-    assert committed < answer["log"].rindex("Creating v1 connector with name")
+    assert committed < answer["log"].index("Creating v1 connector with name")
 
 
 def files(folder: Path) -> dict[str, int]:
