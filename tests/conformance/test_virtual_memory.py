@@ -217,14 +217,14 @@ def test_more_addresses_than_the_processor_has_are_refused(cpu):
         cpu.reserve(1 << 62)
 
 
-def test_a_commit_that_the_kernel_refuses_leaves_the_range_as_it_was(cpu):
+def test_a_commit_that_the_kernel_refuses_leaves_no_memory_behind(cpu):
+    region = Region(cpu, SIZE)
     with ExitStack() as undo:
-        start = cpu.reserve(SIZE)
-        undo.callback(cpu.release, start, SIZE)
-        libc.unmap(start + MIB, MIB)  # a hole: the kernel populates up to it, then says ENOMEM
+        undo.callback(region.close)
+        libc.unmap(region.address + MIB, MIB)  # a hole
         with pytest.raises(MemoryRefused, match="ENOMEM"):
-            cpu.commit(start, 2 * MIB)
-        assert counted(start, MIB, "Rss") == 0
+            region.commit([Extent(start=0, stop=2 * MIB)])
+        assert counted(region.address, SIZE, "Rss") == region.physical_bytes == 0
 
 
 def test_huge_pages_stand_behind_a_large_range_and_none_beyond_its_end(cpu):

@@ -29,7 +29,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "offloading": {"kv_offloading_size": 1.0},
     "adapters": {"enable_lora": True},
-    "connector": {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+    "connector": {
+        "kv_transfer_config": {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both"}
+    },
+    "connector to files": {
+        "kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    },
 }
 
 

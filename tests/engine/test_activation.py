@@ -14,13 +14,13 @@ REASONS = {
     "pooling": "pooling",
     "two ranks": "--tensor-parallel-size",
     "speculation": "--speculative-config",
-    "connector": "--kv-transfer-config",
+    "connector": "the KV connector SimpleCPUOffloadConnector",
     "offloading": "--kv-offloading-size",
     "adapters": "--enable-lora",
 }
 
 
-@pytest.mark.parametrize("case", ["plain", "utilization"])
+@pytest.mark.parametrize("case", ["plain", "utilization", "connector to files"])
 def test_it_stands_in_and_says_nothing(case: str):
     answer = run("choose.py", ULLAGE="1")[case]
     assert (answer["worker"], answer["warnings"], answer["error"]) == (OUR_WORKER, [], None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, field
 
 from ullage.errors import MemoryRefused
@@ -18,18 +20,21 @@ class Fatal(BaseException):
 class FakeMemory:
     """A `VirtualMemory` of granules in a dictionary, of which at most `limit_bytes` may exist.
 
-    `fail_after` primitives succeed, the next one is refused, and all after it succeed again.
-    Breaking a precondition, touching what is not committed, and going over the limit are `Fatal`.
+    `fail_after` primitives succeed, the next `refusals` are refused, and all after them succeed
+    again.  A refused commit leaves the first half of its granules behind.  Breaking a precondition,
+    touching what is not committed, two calls at once, and going over the limit are `Fatal`.
     """
 
     granularity_bytes: int = PAGE
     step_bytes: int = 4 * PAGE
     limit_bytes: int | None = None
     fail_after: int | None = None
+    refusals: int = 1
     next_address: int = 1 << 20
     reserved: dict[int, int] = field(default_factory=dict)  # address -> size
     granules: dict[int, bytearray] = field(default_factory=dict)  # address -> content
     steps: list[tuple[int, int]] = field(default_factory=list)  # (address, size) of each commit
+    _alone: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -58,8 +63,10 @@ class FakeMemory:
         granules = self._granules(address, size_bytes)
         if any(granule in self.granules for granule in granules):
             raise Fatal("a part is committed already")
+        half = granules[: (len(granules) + 1) // 2]
+        self._back(half)
         self._maybe_refuse()
-        self.granules.update({granule: bytearray(self.granularity_bytes) for granule in granules})
+        self._back(granules[len(half) :])
         self.steps.append((address, size_bytes))
         if self.limit_bytes is not None and self.physical_bytes > self.limit_bytes:
             raise Fatal("killed: over the limit")
@@ -71,6 +78,7 @@ class FakeMemory:
             self.granules.pop(granule, None)
 
     def zero(self, address: int, size_bytes: int) -> None:
+        self._maybe_refuse()
         self.write(address, bytes(size_bytes))
 
     def release(self, address: int, size_bytes: int) -> None:
@@ -90,6 +98,9 @@ class FakeMemory:
             each = address + offset
             self._granule(each)[each % self.granularity_bytes] = byte
 
+    def _back(self, granules: range) -> None:
+        self.granules.update({granule: bytearray(self.granularity_bytes) for granule in granules})
+
     def _granule(self, address: int) -> bytearray:
         try:
             return self.granules[address - address % self.granularity_bytes]
@@ -107,9 +118,20 @@ class FakeMemory:
         return range(address, address + size_bytes, self.granularity_bytes)
 
     def _maybe_refuse(self) -> None:
-        if self.fail_after is None:
+        if not self._alone.acquire(blocking=False):
+            raise Fatal("two calls at once")
+        try:
+            time.sleep(0)  # lets another thread in, if one wants to
+            if self.fail_after is not None:
+                self._count_down(self.fail_after)
+        finally:
+            self._alone.release()
+
+    def _count_down(self, left: int) -> None:
+        if left > 0:
+            self.fail_after = left - 1
             return
-        self.fail_after -= 1
-        if self.fail_after < 0:
-            self.fail_after = None
-            raise MemoryRefused("refused on purpose")
+        self.refusals -= 1
+        if self.refusals == 0:
+            self.fail_after, self.refusals = None, 1
+        raise MemoryRefused("refused on purpose")

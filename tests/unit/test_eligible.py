@@ -14,6 +14,10 @@ from ullage.vllm_plugin.versions import rules_for
 RULES = rules_for(Version("0.32.0"))
 
 
+def connector(name: str, *, module: str | None = None) -> SimpleNamespace:
+    return SimpleNamespace(kv_connector=name, kv_connector_module_path=module)
+
+
 def config(**changes: Any) -> SimpleNamespace:
     """A start that is handled, but for `changes`, named "part__attribute" or "attribute"."""
     made = SimpleNamespace(
@@ -49,6 +53,11 @@ def test_a_plain_start_is_handled():
     assert reason(config(), VLLM_USE_RUST_FRONTEND="0") is None
 
 
+@pytest.mark.parametrize("name", ["ExampleConnector", "DecodeBenchConnector"])
+def test_a_connector_without_memory_of_its_own_is_handled(name):
+    assert reason(config(kv_transfer_config=connector(name))) is None
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -60,7 +69,12 @@ def test_a_plain_start_is_handled():
         ({"model_config__is_encoder_decoder": True}, "encoder"),
         ({"parallel_config__world_size_across_dp": 2}, "--tensor-parallel-size"),
         ({"model_config__is_multimodal_model": True}, "--mm-processor-cache-gb"),
-        ({"kv_transfer_config": object()}, "--kv-transfer-config"),
+        ({"kv_transfer_config": connector("NixlConnector")}, "the KV connector NixlConnector"),
+        ({"kv_transfer_config": connector("MultiConnector")}, "--kv-transfer-config"),
+        (
+            {"kv_transfer_config": connector("ExampleConnector", module="my.own")},
+            "ExampleConnector of my.own",
+        ),
         ({"cache_config__kv_offloading_size": 4.0}, "--kv-offloading-size"),
         ({"lora_config": object()}, "--enable-lora"),
         ({"parallel_config___api_process_count": 2}, "--api-server-count"),

@@ -90,20 +90,8 @@ def test_segments_tile_the_allocation_without_gap_or_overlap(some):
     assert ends[-1] == some.size_bytes == some.block_bytes * some.capacity_blocks
 
 
-@given(layouts())
-def test_an_aligned_count_ends_on_a_granule_in_every_segment_that_starts_on_one(some):
-    blocks = some.aligned_blocks(some.capacity_blocks)
-    assert some.capacity_blocks - blocks < some.block_alignment
-    assert all(
-        blocks * each.stride_bytes % some.granularity_bytes == 0
-        for each in some.segments
-        if each.offset_bytes % some.granularity_bytes == 0
-    )
-
-
-def test_one_granule_for_each_segment_holds_exactly_an_alignment_of_blocks():
+def test_one_granule_for_each_segment_holds_exactly_the_blocks_that_fill_it():
     some = of_strides(64 * KIB, capacity=128, layers=3)
-    assert some.block_alignment == 32
     budget = 3 * GRANULE
     assert some.physical_bytes_for(32) == budget
     assert some.blocks_within(budget) == 32
@@ -111,26 +99,6 @@ def test_one_granule_for_each_segment_holds_exactly_an_alignment_of_blocks():
     assert some.blocks_within(budget - 1) == 0
     assert some.physical_bytes_for(33) == 2 * budget
     assert some.blocks_within(2 * budget) == 64
-
-
-@pytest.mark.parametrize(
-    ("strides", "alignment"),
-    [
-        ([64 * KIB], 32),
-        ([96 * KIB], 64),
-        ([64 * KIB, 96 * KIB], 64),
-        ([4 * MIB], 1),
-        ([2 * MIB], 1),
-        ([3 * KIB], 2048),
-    ],
-)
-def test_alignment_is_the_least_count_that_fills_granules_in_every_stride(strides, alignment):
-    assert of_strides(*strides, capacity=8).block_alignment == alignment
-
-
-def test_fewer_blocks_than_the_alignment_round_down_to_none():
-    some = of_strides(64 * KIB, capacity=128)
-    assert [some.aligned_blocks(n) for n in (31, 32, 63, 64)] == [0, 32, 32, 64]
 
 
 def test_layers_apart_are_a_segment_each():

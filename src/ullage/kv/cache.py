@@ -1,10 +1,11 @@
-"""A KV cache that grows and shrinks at addresses that never change."""
+"""A KV cache that grows, shrinks, sleeps and wakes at addresses that never change."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from ullage.errors import MemoryRefused
 from ullage.kv.size import Layout, Segment
 from ullage.vmem.base import VirtualMemory
 from ullage.vmem.extents import Extent
@@ -16,6 +17,9 @@ class KVCache:
 
     Block 0, the null block to which engines send what nobody reads, always has memory.  A block
     that gets memory reads as zeros, also when it had memory before.
+
+    Each call is a transaction under the region's lock.  While the cache is asleep it has its
+    addresses and its count, and no memory: whoever reads or writes there dies by SIGSEGV.
     """
 
     def __init__(
@@ -23,6 +27,7 @@ class KVCache:
     ) -> None:
         self.layout = layout
         self._blocks = 0
+        self._asleep = False
         self._region = Region(memory, layout.size_bytes, available=available)
         with ExitStack() as undo:
             undo.callback(self._region.close)
@@ -34,8 +39,12 @@ class KVCache:
         return self._blocks
 
     @property
+    def asleep(self) -> bool:
+        return self._asleep
+
+    @property
     def physical_bytes(self) -> int:
-        """Memory behind the cache now; `layout.physical_bytes_for(committed_blocks)`."""
+        """Memory behind the cache now: `layout.physical_bytes_for(committed_blocks)`; asleep: 0."""
         return self._region.physical_bytes
 
     @property
@@ -52,27 +61,61 @@ class KVCache:
         Raises MemoryRefused; then nothing has changed.
         """
         wanted = min(blocks, self.layout.capacity_blocks)
-        if wanted > self._blocks:
-            had_memory = self._region.committed
-            self._region.commit(self._extents(0, wanted))
-            self._zero_again(had_memory, wanted)
-            self._blocks = wanted
-        return self._blocks
+        with self._region.lock:
+            if wanted > self._blocks:
+                if self._asleep:
+                    raise ValueError("The cache is asleep. Wake it before it grows.")
+                self._zero_again(wanted)
+                self._region.commit(self._extents(0, wanted))
+                self._blocks = wanted
+            return self._blocks
 
     def shrink(self, blocks: int) -> int:
         """Keep the first `blocks`, at least the null block, with their contents.
 
-        Raises MemoryRefused; then the count is what was asked for, some of the memory behind the
-        others may still be there, and shrinking to the same count tries again.
+        Raises MemoryRefused; then the count is as before, and the blocks that were to go may read
+        as zeros.
         """
-        self._blocks = min(self._blocks, max(1, blocks))
-        self._region.decommit(self._dead(self._blocks))
-        return self._blocks
+        with self._region.lock:
+            kept = min(self._blocks, max(1, blocks))
+            self._give_back(self._dead(kept), blocks=kept, asleep=self._asleep)
+            return self._blocks
+
+    def sleep(self) -> None:
+        """Give all memory back, and keep addresses and count.  Asleep already: does nothing.
+
+        Raises MemoryRefused; then the cache is awake as before, and blocks may read as zeros.
+        """
+        with self._region.lock:
+            whole = Extent(start=0, stop=self._region.size_bytes)
+            self._give_back([whole], blocks=self._blocks, asleep=True)
+
+    def wake(self) -> None:
+        """Put memory behind the same blocks again; all of it reads as zeros.  Awake: does nothing.
+
+        Raises OverAvailable, MemoryRefused; then the cache is asleep as before.
+        """
+        with self._region.lock:
+            if self._asleep:
+                self._region.commit(self._extents(0, self._blocks))
+                self._asleep = False
 
     def close(self) -> None:
         """Give memory and addresses back.  Whoever still reads there dies by SIGSEGV."""
-        self._region.close()
-        self._blocks = 0
+        with self._region.lock:
+            self._region.close()
+            self._blocks, self._asleep = 0, False
+
+    def _give_back(self, extents: Sequence[Extent], *, blocks: int, asleep: bool) -> None:
+        """With bytes astray a block may lack its memory: then the state stays the safer one."""
+        before = self._blocks, self._asleep
+        self._blocks, self._asleep = blocks, asleep
+        try:
+            self._region.decommit(extents)
+        except MemoryRefused:
+            if not self._region.astray_bytes:
+                self._blocks, self._asleep = before
+            raise
 
     def _extents(self, first_block: int, stop_block: int) -> list[Extent]:
         return [
@@ -92,10 +135,10 @@ class KVCache:
         *inner, last = self._extents(blocks, self.layout.capacity_blocks)
         return [*inner, Extent(start=last.start, stop=self._region.size_bytes)]
 
-    def _zero_again(self, had_memory: Sequence[Extent], blocks: int) -> None:
-        """New blocks in granules that had memory already may hold what lived there before."""
+    def _zero_again(self, blocks: int) -> None:
+        """New blocks in granules that have memory already may hold what lived there before."""
         for new in self._extents(self._blocks, blocks):
-            for old in had_memory:
+            for old in self._region.committed:
                 start, stop = max(new.start, old.start), min(new.stop, old.stop)
                 if start < stop:
                     self._region.zero(Extent(start=start, stop=stop))

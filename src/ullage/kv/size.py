@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, lcm
 
 from ullage.units import ceil_div
 
@@ -54,16 +53,6 @@ class Layout:
     def block_bytes(self) -> int:
         """Bytes that one block takes over all segments."""
         return sum(segment.stride_bytes for segment in self.segments)
-
-    @cached_property
-    def block_alignment(self) -> int:
-        """Counts that are multiples of it end on a granule in every segment that starts on one."""
-        granule = self.granularity_bytes
-        return lcm(*(granule // gcd(s.stride_bytes, granule) for s in self.segments))
-
-    def aligned_blocks(self, blocks: int) -> int:
-        """`blocks` rounded down to `block_alignment`."""
-        return blocks // self.block_alignment * self.block_alignment
 
     def physical_bytes_for(self, blocks: int) -> int:
         """Memory behind the first `blocks` blocks: whole granules, each counted once."""

@@ -18,17 +18,17 @@ from typing import Any
 from vllm import envs
 from vllm.config.cache import CacheConfig
 from vllm.logger import init_logger
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 from ullage.drivers import malloc
 from ullage.errors import DoesNotFit, MemoryRefused, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
 from ullage.units import MIB, gib
-from ullage.vllm_plugin import compiled, placement, settings, versions, warm_up
+from ullage.vllm_plugin import compiled, connectors, placement, settings, versions, warm_up
 from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
 from ullage.vllm_plugin.later import later_bytes
 from ullage.vllm_plugin.observe import Observer
+from ullage.vllm_plugin.sleep import SleepingCPUWorker
 from ullage.vmem.cpu import CpuMemory
 
 logger = init_logger("vllm.ullage.worker")
@@ -69,7 +69,7 @@ def _start_check_disarmed(rules: versions.EngineRules) -> Iterator[None]:
         setattr(module, rules.reading[1], stock)
 
 
-class UllageCPUWorker(CPUWorker):
+class UllageCPUWorker(SleepingCPUWorker):
     """Stands in for `CPUWorker` where `eligible.reason_against` found no reason against it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +94,8 @@ class UllageCPUWorker(CPUWorker):
             return int(super().determine_available_memory())
         if self._should_warm_up_model():
             self.model_runner.warming_up_model()
-        super().initialize_from_config(self._capacity)
+        with connectors.none_yet():
+            super().initialize_from_config(self._capacity)
         decision = self._measure(cache)
         if decision.blocks < _LEAST_BLOCKS:
             raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
@@ -112,12 +113,13 @@ class UllageCPUWorker(CPUWorker):
                 f"The engine plans {kv_cache_config.num_blocks} blocks, and there are addresses "
                 f"for {self._cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
             )
-        placement.bind_committed(
+        views = placement.bind_committed(
             self.model_runner,
             self._capacity,
             self._cache,
             self.cache_config.get_resolved_kv_cache_layout(),
         )
+        connectors.make(self.vllm_config, kv_cache_config, views)
         logger.info(
             "ullage committed %d blocks, %s, at the addresses of the warm-up.",
             self._cache.committed_blocks,
@@ -170,7 +172,8 @@ class UllageCPUWorker(CPUWorker):
                 vocabulary=self.model_config.get_vocab_size(),
                 max_num_seqs=self.scheduler_config.max_num_seqs,
                 grammar_cache_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * MIB,
-            ),
+            )
+            + connectors.copied_bytes(self.vllm_config, cache.layout),
             margin_bytes=self._settings.margin_bytes,
             utilization=self._explicit_utilization(),
             heap=malloc.heap(),

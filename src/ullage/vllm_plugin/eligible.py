@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ullage.drivers import procfs
+from ullage.vllm_plugin import connectors
 from ullage.vllm_plugin.versions import EngineRules
 
 Check = tuple[str, Callable[[Any], bool]]
@@ -43,12 +44,9 @@ _CHECKS: Final[Sequence[Check]] = (
         lambda config: config.parallel_config._api_process_count > 1,
     ),
     (
-        "a KV connector is configured (--kv-transfer-config, --kv-offloading-size)",
+        "the KV cache is offloaded to a pool of its own (--kv-offloading-size)",
         # vLLM makes a connector of the size, after the step that chooses the worker.
-        lambda config: (
-            config.kv_transfer_config is not None
-            or config.cache_config.kv_offloading_size is not None
-        ),
+        lambda config: config.cache_config.kv_offloading_size is not None,
     ),
     (
         "adapters are loaded beside the KV cache (--enable-lora)",
@@ -80,6 +78,9 @@ def reason_against(
     for reason, applies in _CHECKS:
         if applies(config):
             return reason
+    connector = connectors.not_handled(config)
+    if connector is not None:
+        return f"the KV connector {connector} may take memory of its own (--kv-transfer-config)"
     if memory_nodes is None or not memory_nodes.isdigit():
         return (
             f"memory comes from NUMA nodes {memory_nodes}, and the engine uses one (give the "

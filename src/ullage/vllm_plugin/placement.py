@@ -100,8 +100,10 @@ class ServedFrom(TorchFunctionMode):
             )
 
 
-def bind_committed(runner: Any, config: Any, cache: KVCache, layout_name: Any) -> None:
-    """Give every layer a view of the committed blocks: same addresses, exact storages.
+def bind_committed(
+    runner: Any, config: Any, cache: KVCache, layout_name: Any
+) -> dict[str, torch.Tensor]:
+    """Give every layer a view of the committed blocks, same addresses, exact storages: these views.
 
     `config` is the capacity's configuration, whose strides the addresses have.  The calls are those
     of `GPUModelRunner.initialize_kv_cache_tensors`.
@@ -120,6 +122,7 @@ def bind_committed(runner: Any, config: Any, cache: KVCache, layout_name: Any) -
         kv_cache_groups=runner.kv_cache_config.kv_cache_groups,
         layer_kv_caches=map_kv_caches_to_kernel_blocks(views, attention_groups),
     )
+    return views
 
 
 def _committed_views(runner: Any, config: Any, cache: KVCache, layout_name: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Holds for all of them: addresses and sizes are ints, multiples of `granularity_bytes`, inside one
 range that `reserve` returned.  A primitive either does what it says or raises `MemoryRefused` and
-leaves the range as it was.  None of them is thread-safe: `vmem.region` locks.
+leaves the range as it was; only a refused `commit` may leave memory behind, for `decommit` to take
+away.  None of them is thread-safe, and none undoes: `vmem.region` does both.
 
 Callers ask what a platform can do (`Capabilities`), never which one it is.
 """

@@ -4,14 +4,14 @@
   that meets the limit.  Over a cgroup's limit the kernel ends the process by SIGKILL, not by
   ENOMEM: hence `overcommit_kills`, and `vmem.region` looks before each step.
 - A committed range ends where access ends, so the kernel never lets a huge page reach beyond it.
-- Decommitting by a fixed mapping over the range is atomic, and also frees what a failed populate
-  left behind.
+- Its ENOMEM leaves the pages before the failing one.  Decommitting by a fixed mapping over the
+  range is atomic, and frees those too.
 """
 
 from __future__ import annotations
 
 import mmap
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Final
 
 from ullage.drivers import libc, thp
@@ -48,11 +48,8 @@ class CpuMemory:
         return address
 
     def commit(self, address: int, size_bytes: int) -> None:
-        with ExitStack() as undo:
-            undo.callback(self.decommit, address, size_bytes)
-            libc.protect(address, size_bytes, libc.PROT_READ_WRITE)
-            libc.advise(address, size_bytes, libc.MADV_POPULATE_WRITE)
-            undo.pop_all()
+        libc.protect(address, size_bytes, libc.PROT_READ_WRITE)
+        libc.advise(address, size_bytes, libc.MADV_POPULATE_WRITE)
 
     def decommit(self, address: int, size_bytes: int) -> None:
         libc.remap_inaccessible(address, size_bytes)

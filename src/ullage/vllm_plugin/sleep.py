@@ -1,0 +1,53 @@
+"""Sleep and wake of a CPU worker: its KV cache's memory goes back, addresses and blocks stay.
+
+vLLM 0.32's CPU worker does nothing here, and refuses --enable-sleep-mode.  The engine calls these
+methods from `LLM.sleep` and `LLM.wake_up`, which stop its scheduler and empty its prefix cache
+first, or from `collective_rpc`, which does neither.  Weights stay where they are, at any level:
+they are in the host's memory already, which is where level 1 moves them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from ullage.errors import Usage
+from ullage.kv.cache import KVCache
+from ullage.units import gib
+
+logger = init_logger("vllm.ullage.worker")
+
+
+class SleepingCPUWorker(CPUWorker):
+    """`_cache` None: stock's cache serves, which cannot sleep."""
+
+    _cache: KVCache | None = None
+
+    def sleep(self, level: int = 1) -> None:
+        """Raises MemoryRefused; then the cache is awake, and its blocks may read as zeros."""
+        if self._cache is None:
+            super().sleep(level)
+            return
+        released_bytes = self._cache.physical_bytes
+        self._cache.sleep()
+        logger.info("ullage gave back %s of KV cache.", gib(released_bytes))
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Raises OverAvailable, MemoryRefused; then the cache is asleep as before."""
+        if self._cache is None:
+            super().wake_up(tags)
+        elif tags is None or "kv_cache" in tags:
+            self._cache.wake()
+            logger.info("ullage committed %s of KV cache again.", gib(self._cache.physical_bytes))
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Raises Usage while the cache is asleep: the step would be SIGSEGV."""
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if tokens and self._cache is not None and self._cache.asleep:
+            raise Usage(
+                f"The KV cache is asleep, and a step of {tokens} tokens has no memory to write to. "
+                "Call wake_up before the next request (LLM.wake_up, or collective_rpc)."
+            )
+        return super().execute_model(scheduler_output)
