@@ -38,6 +38,11 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
         f"a 64th of the limit, {MARGIN_FLOOR_BYTES // MIB} MiB at least",
         "Memory kept free after everything else, such as `256MiB`. For what grows after the start.",
     ),
+    "ULLAGE_SHARE": (
+        "unset",
+        "Which part of the memory limit this engine may use beside others, such as `1/3`, `0.33` "
+        "or `33%`. Unset: all that is left.",
+    ),
     "ULLAGE_PROMPT_LOGPROBS": (
         "`0`",
         "`1`: room is kept for requests with `prompt_logprobs`, which is max_num_batched_tokens x "

@@ -14,8 +14,8 @@ shmem and swap never count as available.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ullage.devices.base import MemoryParts, Reading
@@ -65,6 +65,7 @@ class Candidate:
     source: str
     available_bytes: int | None
     margin_bytes: int = 0  # already taken off
+    promised_bytes: int = 0  # to others, already taken off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,17 +76,26 @@ class Settled:
     candidates: tuple[Candidate, ...]
 
 
-def settle(readings: Sequence[Reading], *, working_set: WorkingSet | None = None) -> Settled:
+def settle(
+    readings: Sequence[Reading],
+    *,
+    working_set: WorkingSet | None = None,
+    promised: Mapping[str, int] | None = None,
+) -> Settled:
     """The tightest of all sources; among equals the first.
 
-    `working_set` None: every mapped page counts as hot.
+    `working_set` None: every mapped page counts as hot.  `promised`: by source, bytes that others
+    were promised and have not taken yet.
 
     Raises Unreadable where no source says enough, and where a limit is known but not how much of
     it is used: it may be nearly full, and exceeding it is SIGKILL, not an error.
     """
     for reading in readings:
         _refuse_unknown_use(reading)
-    candidates = tuple(_candidate(reading, working_set) for reading in readings)
+    candidates = tuple(
+        _less(_candidate(reading, working_set), (promised or {}).get(reading.source, 0))
+        for reading in readings
+    )
     known = [
         (candidate.available_bytes, reading.total_bytes, candidate.source)
         for candidate, reading in zip(candidates, readings, strict=True)
@@ -100,6 +110,16 @@ def settle(readings: Sequence[Reading], *, working_set: WorkingSet | None = None
     available, total, source = min(known, key=lambda each: each[0])
     return Settled(
         total_bytes=total, available_bytes=available, binding_source=source, candidates=candidates
+    )
+
+
+def _less(candidate: Candidate, promised_bytes: int) -> Candidate:
+    if candidate.available_bytes is None or not promised_bytes:
+        return candidate
+    return replace(
+        candidate,
+        available_bytes=max(0, candidate.available_bytes - promised_bytes),
+        promised_bytes=promised_bytes,
     )
 
 

@@ -24,7 +24,7 @@ from ullage.errors import DoesNotFit, MemoryRefused, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
 from ullage.units import MIB, gib
-from ullage.vllm_plugin import compiled, placement, settings, versions, warm_up
+from ullage.vllm_plugin import compiled, placement, settings, tenant, versions, warm_up
 from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
 from ullage.vllm_plugin.later import later_bytes
 from ullage.vllm_plugin.observe import Observer
@@ -74,8 +74,10 @@ class UllageCPUWorker(CPUWorker):
         self._observer = Observer()
         self._started_s = time.time()
         self._settings = settings.read(os.environ)
+        self._tenant = tenant.Tenant(self._observer)
         with _start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
+        self._tenant.enter(self._explicit_utilization())
 
     def determine_available_memory(self) -> int:
         """Bytes that make the engine plan exactly the blocks that fit."""
@@ -84,14 +86,17 @@ class UllageCPUWorker(CPUWorker):
         except (MemoryRefused, Unsupported, Unreadable) as error:
             if self._settings.strict:
                 raise
+            self._tenant.leave()
             logger.warning("ullage leaves this start to stock vLLM: %s", error)
             return int(super().determine_available_memory())
-        if self._should_warm_up_model():
-            self.model_runner.warming_up_model()
-        super().initialize_from_config(self._capacity)
-        decision = self._measure(cache)
-        if decision.blocks < _LEAST_BLOCKS:
-            raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
+        with self._tenant.leaving_on_error():
+            self._tenant.begin_measuring()
+            if self._should_warm_up_model():
+                self.model_runner.warming_up_model()
+            super().initialize_from_config(self._capacity)
+            decision = self._measure(cache)
+            if decision.blocks < _LEAST_BLOCKS:
+                raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
         return decision.blocks * cache.layout.block_bytes
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
@@ -99,23 +104,32 @@ class UllageCPUWorker(CPUWorker):
         if self._cache is None:
             super().initialize_from_config(kv_cache_config)
             return
+        with self._tenant.leaving_on_error():
+            self._commit(kv_cache_config, self._cache)
+            self._tenant.committed()
+
+    def shutdown(self) -> None:
+        self._tenant.leave()
+        super().shutdown()
+
+    def _commit(self, kv_cache_config: Any, cache: KVCache) -> None:
         self._adopt(kv_cache_config)
         logger.info("ullage commits %d blocks.", kv_cache_config.num_blocks)
-        if self._cache.commit(kv_cache_config.num_blocks) != kv_cache_config.num_blocks:
+        if cache.commit(kv_cache_config.num_blocks) != kv_cache_config.num_blocks:
             raise Unsupported(
                 f"The engine plans {kv_cache_config.num_blocks} blocks, and there are addresses "
-                f"for {self._cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
+                f"for {cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
             )
         placement.bind_committed(
             self.model_runner,
             self._capacity,
-            self._cache,
+            cache,
             self.cache_config.get_resolved_kv_cache_layout(),
         )
         logger.info(
             "ullage committed %d blocks, %s, at the addresses of the warm-up.",
-            self._cache.committed_blocks,
-            gib(self._cache.physical_bytes),
+            cache.committed_blocks,
+            gib(cache.physical_bytes),
         )
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
@@ -152,8 +166,10 @@ class UllageCPUWorker(CPUWorker):
         compiled.write_out(self._started_s)
         self._watch_usual_work(sizes)
         logger.info("ullage warm-up: %s.", warmed.text())
+        taken = self._observer.take()
+        alike = tenant.alike(self.vllm_config, self._settings, cache.layout.block_bytes)
         decision = decide(
-            snapshot=self._observer.take(),
+            snapshot=taken,
             worker_pid=os.getpid(),
             layout=cache.layout,
             committed_bytes=cache.physical_bytes,
@@ -166,10 +182,12 @@ class UllageCPUWorker(CPUWorker):
             ),
             margin_bytes=self._settings.margin_bytes,
             utilization=self._explicit_utilization(),
+            promise=self._tenant.promise(taken, alike),
         )
         logger.info(
             "ullage: %d KV cache blocks fit.\n%s", decision.blocks, ledger_text(decision.ledger)
         )
+        self._tenant.decided(decision, taken)
         return decision
 
     def _watch_usual_work(self, sizes: warm_up.Sizes) -> None:
@@ -179,7 +197,7 @@ class UllageCPUWorker(CPUWorker):
     def _available_in_use(self, sizes: warm_up.Sizes) -> int:
         """With room for the file pages that the usual work uses, and not for all that is mapped."""
         self._watch_usual_work(sizes)
-        return self._observer.available_bytes()
+        return self._observer.take().available_bytes
 
     def _explicit_utilization(self) -> float | None:
         """The user's fraction; None where it is the engine's default, which nobody chose."""

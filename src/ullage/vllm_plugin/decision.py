@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
 
+from ullage.accounting.leases import Promise, promised_bytes
 from ullage.accounting.ledger import Ledger, Line
 from ullage.accounting.snapshot import AVAILABLE_LINES, Snapshot
-from ullage.budget import Budget, Engine, budget, default_margin_bytes
+from ullage.budget import Bound, Budget, Engine, budget, default_margin_bytes
+from ullage.devices.base import Reading
 from ullage.errors import Unreadable
 from ullage.kv.size import Layout
-from ullage.units import gib
+from ullage.units import ceil_div, gib
 
 KV_CACHE = "KV cache"
 LEFT_OVER = "left over, less than is needed for one more block"
 LEFT_OVER_BY_UTILIZATION = "left over by --gpu-memory-utilization"
+LEFT_OVER_BY_SHARE = "left over by ULLAGE_SHARE, with room for what starts differ by"
+_LEFT_OVER: Final[Mapping[Bound, str]] = {
+    "available": LEFT_OVER,
+    "utilization": LEFT_OVER_BY_UTILIZATION,
+    "share": LEFT_OVER_BY_SHARE,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """`blocks` blocks take `kv_bytes` of memory; `ledger` is the state once they are committed."""
+    """`blocks` blocks take `kv_bytes` of memory; `ledger` is the state once they are committed.
+
+    `use_bytes` is what the engine will need in all, without its file pages.
+    """
 
     blocks: int
     kv_bytes: int
+    use_bytes: int
     limit_bytes: int
     budget: Budget
     ledger: Ledger
@@ -37,26 +52,31 @@ def decide(
     later_bytes: int,
     margin_bytes: int | None,
     utilization: float | None,
+    promise: Promise | None = None,
 ) -> Decision:
     """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker."""
-    limit_bytes = _limit_bytes(snapshot)
+    limit_bytes = limit_of(snapshot).total_bytes or 0
+    used_bytes = _own_bytes(snapshot) - committed_bytes
     bounds = budget(
         total_bytes=limit_bytes,
         available_bytes=snapshot.available_bytes,
         engine=Engine(
-            used_bytes=_own_bytes(snapshot) - committed_bytes,
+            used_bytes=used_bytes,
             kv_bytes=committed_bytes,
             transient_bytes=transient_bytes,
             later_bytes=later_bytes,
         ),
         margin_bytes=(default_margin_bytes(limit_bytes) if margin_bytes is None else margin_bytes),
         utilization=utilization,
+        promise=promise,
     )
+    kept_bytes = sum(line.size_bytes or 0 for line in bounds.deductions)
     blocks = layout.blocks_within(bounds.kv_bytes)
     kv_bytes = layout.physical_bytes_for(blocks)
     return Decision(
         blocks=blocks,
         kv_bytes=kv_bytes,
+        use_bytes=used_bytes + kv_bytes + kept_bytes,
         limit_bytes=limit_bytes,
         budget=bounds,
         ledger=_ledger(snapshot, bounds, worker_pid, committed_bytes, kv_bytes),
@@ -67,22 +87,25 @@ def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
     """What stands in the way of two blocks, and how much more would do."""
     kept_bytes = sum(line.size_bytes or 0 for line in decision.budget.deductions)
     missing_bytes = 2 * block_bytes - decision.budget.unclamped_bytes
-    way_out = (
-        f"Raise the memory limit by {gib(missing_bytes)} or more"
-        if decision.budget.bound == "available"
-        else f"Raise --gpu-memory-utilization by {missing_bytes / decision.limit_bytes:.2f} or more"
-    )
+    divided_bytes = promised_bytes(decision.limit_bytes, Fraction(1))
+    fraction = missing_bytes / decision.limit_bytes
+    way_out = {
+        "available": f"Raise the memory limit by {gib(missing_bytes)}",
+        "utilization": f"Raise --gpu-memory-utilization by {fraction:.2f}",
+        "share": f"Raise ULLAGE_SHARE by {ceil_div(100 * missing_bytes, divided_bytes)}%",
+    }[decision.budget.bound]
     return (
         f"No KV cache fits into {gib(decision.ledger.total_bytes)}: with {gib(kept_bytes)} kept "
         f"free for peaks, {gib(missing_bytes)} are missing for the least one of "
-        f"{gib(2 * block_bytes)}. {way_out}."
+        f"{gib(2 * block_bytes)}. {way_out} or more."
     )
 
 
-def _limit_bytes(snapshot: Snapshot) -> int:
-    """The smallest total of all sources, as the engine takes it: a fraction is one of the limit,
+def limit_of(snapshot: Snapshot) -> Reading:
+    """The source with the smallest total, as the engine takes it: a fraction is one of the limit,
     also where the host has less left than the limit allows."""
-    return min(each.total_bytes for each in snapshot.readings if each.total_bytes is not None)
+    known = [each for each in snapshot.readings if each.total_bytes is not None]
+    return min(known, key=lambda each: each.total_bytes or 0)
 
 
 def _own_bytes(snapshot: Snapshot) -> int:
@@ -112,7 +135,7 @@ def _ledger(
     ]
     deducted = sum(line.size_bytes or 0 for line in bounds.deductions)
     left_bytes = snapshot.available_bytes + committed_bytes - kv_bytes - deducted
-    name = LEFT_OVER if bounds.bound == "available" else LEFT_OVER_BY_UTILIZATION
+    name = _LEFT_OVER[bounds.bound]
     lines = [
         *kept,
         *bounds.deductions,

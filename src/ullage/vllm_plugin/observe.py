@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ullage import leases
 from ullage.accounting.exact import WorkingSet, settle
+from ullage.accounting.leases import Lease, needed_by_source
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.devices import host
 from ullage.devices.base import ProcessReading
@@ -25,6 +27,7 @@ class Observer:
     def __init__(self) -> None:
         self._frontend_pid = settings.read(os.environ).frontend_pid or os.getpid()
         self._working_set: WorkingSet | None = None
+        self.others: Callable[[], Sequence[Lease]] = tuple  # other engines of ours, as of now
 
     @contextmanager
     def usual_work(self) -> Iterator[None]:
@@ -42,7 +45,7 @@ class Observer:
         referenced_bytes = host.referenced_file_bytes(self._pids())
         mapped = [
             size
-            for process in self._processes()
+            for process in [*self._processes(), *self._other_processes()]
             for size in (process.file_bytes, process.shmem_bytes)
         ]
         if referenced_bytes is not None and None not in mapped:
@@ -51,22 +54,40 @@ class Observer:
             )
 
     def take(self) -> Snapshot:
-        """All readings, and the engine's own processes."""
+        """All readings and the own processes.  What others still need is not available."""
+        promised = needed_by_source(self.others(), host.identities())
         return snapshot(
             readings=host.read(),
             processes=self._processes(),
             taken_at_s=time.time(),
             working_set=self._working_set,
+            promised=promised,
         )
 
+    def file_bytes(self, taken: Snapshot) -> int:
+        """File pages that the own processes use.  Raises Unreadable where that is unknown."""
+        if self._working_set is not None:
+            return self._working_set.referenced_bytes
+        if taken.own_file_bytes is None:
+            raise Unreadable(
+                "Which file pages the engine uses cannot be told: /proc does not say for all its "
+                "processes. Make /proc readable, or leave ULLAGE_SHARE out."
+            )
+        return taken.own_file_bytes
+
     def available_bytes(self) -> int:
-        """What could be taken now.  Cheaper than `take`: no process is looked at."""
+        """What the kernel would give now.  Cheaper than `take`: no process is looked at, and no
+        lease."""
         return settle(host.read(), working_set=self._working_set).available_bytes
 
     def _pids(self) -> Sequence[int]:
         pids = host.process_tree(self._frontend_pid)
         # The variable may be inherited from an engine that has ended.
         return pids if os.getpid() in pids else host.process_tree(os.getpid())
+
+    def _other_processes(self) -> Sequence[ProcessReading]:
+        """Their promises have room for the files that they use; here those are not foreign ones."""
+        return host.read_processes(pid for lease in self.others() for pid in leases.pids(lease))
 
     def _processes(self) -> Sequence[ProcessReading]:
         return host.read_processes(self._pids())
