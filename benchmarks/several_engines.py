@@ -7,7 +7,8 @@ repeated.  All starts share one lease folder, as a user's do.  Writes
 differs by more than one, where an engine does not start, or where the kernel kills.
 
     python benchmarks/several_engines.py                         about four hours on 2 cores
-    python benchmarks/several_engines.py --engines 2 --repeats 1 --orders 1     a first look
+    python benchmarks/several_engines.py --repeats 1 --only 1-0 0+1
+                                         a look at two orders of two engines, + is at the same time
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,9 +57,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", type=int, nargs="*", default=[2, 3], choices=[2, 3])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--orders", type=int, help="only the first so many orders")
+    parser.add_argument("--only", nargs="*", help="these orders, such as 1-0 or 0+1")
     parser.add_argument("--memory-gib", type=int, default=4, help="of the limit, for each engine")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -64,52 +66,65 @@ def main() -> None:
     model = cached_model(shape, lambda _written_bytes: None)
     runs: list[dict[str, Any]] = []
     with interruptible(), tempfile.TemporaryDirectory() as runtime:
-        for number, repeat in itertools.product(options.engines, range(options.repeats)):
-            for order, together in orders(number)[: options.orders]:
-                limit_bytes = options.memory_gib * number * GIB
-                answer = start(model, shape.dtype, limit_bytes, order, together, Path(runtime))
-                runs.append({"engines": number, "repeat": repeat, **answer})
+        for number, repeat in itertools.product(SHARES, range(options.repeats)):
+            for name, order in orders(number).items():
+                if options.only and name not in options.only:
+                    continue
+                trial = Trial(
+                    model=model,
+                    dtype=shape.dtype,
+                    limit_bytes=options.memory_gib * number * GIB,
+                    order=order,
+                    together="+" in name,
+                    runtime=Path(runtime),
+                    logs=options.output / "logs" / time.strftime(f"several-%Y%m%d-%H%M%S-{name}"),
+                )
+                runs.append({"engines": number, "repeat": repeat, **start(trial)})
                 print(runs[-1], file=sys.stderr, flush=True)
                 write(runs, options.output)
     sys.exit(0 if holds(runs) else 1)
 
 
-def orders(number: int) -> list[tuple[tuple[int, ...], bool]]:
-    """(engines in the order of their start, all at the same time?)"""
-    one_by_one = [(order, False) for order in itertools.permutations(range(number))]
-    return [*one_by_one, (tuple(range(number)), True)]
+def orders(number: int) -> dict[str, tuple[int, ...]]:
+    """Engines in the order of their start, by a name with a + where all start at the same time."""
+    every = itertools.permutations(range(number))
+    one_by_one = {"-".join(map(str, order)): order for order in every}
+    return {**one_by_one, "+".join(map(str, range(number))): tuple(range(number))}
 
 
-def start(
-    model: Path,
-    dtype: str,
-    limit_bytes: int,
-    order: Sequence[int],
-    together: bool,
-    runtime: Path,
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """`order`: engines by number; `together`: all at the same time; `runtime`: for the leases."""
+
+    model: Path
+    dtype: str
+    limit_bytes: int
+    order: tuple[int, ...]
+    together: bool
+    runtime: Path
+    logs: Path
+
+
+def start(trial: Trial) -> dict[str, Any]:
     """Blocks of each engine, by its number; None where it did not start."""
-    blocks: dict[int, int | None] = dict.fromkeys(order)
+    blocks: dict[int, int | None] = {}
     errors: list[str] = []
+    trial.logs.mkdir(parents=True)
     with ExitStack() as undo:
-        scratch = Path(undo.enter_context(tempfile.TemporaryDirectory()))
-        inside = undo.enter_context(container(limit_bytes))
+        inside = undo.enter_context(container(trial.limit_bytes))
         sampler = undo.enter_context(Sampler(inside.group))
-        servers: dict[int, Server] = {}
-        for engine in order:
-            server = undo.enter_context(
-                engine_in(inside, model, dtype, engine, len(order), scratch, runtime)
-            )
-            servers[engine] = server
-            if not together:
-                blocks[engine] = committed(server, errors)
-        if together:
+        servers = {}
+        for engine in trial.order:
+            servers[engine] = undo.enter_context(started(trial, inside, engine))
+            if not trial.together:
+                blocks[engine] = committed(servers[engine], errors)
+        if trial.together:
             blocks = {engine: committed(server, errors) for engine, server in servers.items()}
         counters = sampler.counters()
     return {
-        "limit_bytes": limit_bytes,
-        "order": list(order),
-        "together": together,
+        "limit_bytes": trial.limit_bytes,
+        "order": list(trial.order),
+        "together": trial.together,
         "blocks": [blocks[engine] for engine in sorted(blocks)],
         "errors": errors,
         "oom_kills": counters.oom_kills,
@@ -117,21 +132,12 @@ def start(
     }
 
 
-def engine_in(
-    inside: Container,
-    model: Path,
-    dtype: str,
-    engine: int,
-    number: int,
-    scratch: Path,
-    runtime: Path,
-) -> Any:
-    own = scratch / str(engine)
-    own.mkdir()
+@contextmanager
+def started(trial: Trial, inside: Container, engine: int) -> Iterator[Server]:
     cpus = cpu_list(os.sched_getaffinity(0))
     settings = ServerSettings(
-        model=model,
-        dtype=dtype,
+        model=trial.model,
+        dtype=trial.dtype,
         compiled=False,
         max_model_len=2048,
         max_num_batched_tokens=STEP_TOKENS[engine],
@@ -143,12 +149,15 @@ def engine_in(
     side = {
         "ULLAGE": "1",
         "ULLAGE_STRICT": "1",
-        "ULLAGE_SHARE": SHARES[number][engine],
-        "XDG_RUNTIME_DIR": str(runtime),
+        "ULLAGE_SHARE": SHARES[len(trial.order)][engine],
+        "XDG_RUNTIME_DIR": str(trial.runtime),
     }
     port = free_port()
-    env = environment(inherited_environment(), side, own, cpus)
-    return running(inside, server_command(settings, (), port), env, own / "log", port)
+    with tempfile.TemporaryDirectory() as scratch:
+        env = environment(inherited_environment(), side, Path(scratch), cpus)
+        command = server_command(settings, (), port)
+        with running(inside, command, env, trial.logs / f"{engine}.log", port) as server:
+            yield server
 
 
 def committed(server: Server, errors: list[str]) -> int | None:

@@ -19,6 +19,7 @@ from ullage import cli, errors
 from ullage.budget import MARGIN_FLOOR_BYTES
 from ullage.report.devices import DevicesReport
 from ullage.report.json import json_schema
+from ullage.report.leases import LeasesReport
 from ullage.units import MIB
 from ullage.vllm_plugin import settings
 
@@ -114,8 +115,8 @@ def environment_page() -> str:
     )
 
 
-def devices_schema() -> str:
-    return json.dumps(json_schema(DevicesReport), indent=2) + "\n"
+def schema(kind: type) -> str:
+    return json.dumps(json_schema(kind), indent=2) + "\n"
 
 
 def pages() -> dict[Path, str]:
@@ -123,7 +124,8 @@ def pages() -> dict[Path, str]:
         PAGES / "commands.md": commands_page(),
         PAGES / "exit-codes.md": exit_codes_page(),
         PAGES / "environment.md": environment_page(),
-        SCHEMAS / "devices-1.schema.json": devices_schema(),
+        SCHEMAS / "devices-1.schema.json": schema(DevicesReport),
+        SCHEMAS / "leases-1.schema.json": schema(LeasesReport),
     }
 
 
