@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.accounting.exact import WorkingSet
+from ullage.accounting.leases import STEADY_BYTES, Promise
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.budget import default_margin_bytes
 from ullage.devices.base import MemoryParts, ProcessReading, Reading
@@ -18,6 +19,7 @@ from ullage.units import GIB, KIB, MIB
 from ullage.vllm_plugin.decision import (
     KV_CACHE,
     LEFT_OVER,
+    LEFT_OVER_BY_SHARE,
     LEFT_OVER_BY_UTILIZATION,
     Decision,
     decide,
@@ -89,6 +91,7 @@ def decided(
     later: int = 0,
     margin: int | None = 0,
     utilization: float | None = None,
+    promise: Promise | None = None,
 ) -> Decision:
     return decide(
         snapshot=taken,
@@ -99,6 +102,7 @@ def decided(
         later_bytes=later,
         margin_bytes=margin,
         utilization=utilization,
+        promise=promise,
     )
 
 
@@ -301,3 +305,29 @@ def test_a_fraction_is_one_of_the_limit_also_where_the_host_binds():
     decision = decided(taken, utilization=0.5)
     assert decision.budget.kv_bytes == 6 * GIB
     assert decision.limit_bytes == 16 * GIB
+
+
+def test_a_share_holds_all_that_the_engine_needs_and_leaves_the_rest_by_name():
+    taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
+    promise = Promise(size_bytes=4 * GIB, file_bytes=100 * MIB, earlier_kv_bytes=None)
+    decision = decided(taken, transient=200 * MIB, margin=128 * MIB, promise=promise)
+    assert decision.budget.bound == "share"
+    kv_bytes = 3 * GIB - (100 + 200 + 128) * MIB - STEADY_BYTES
+    assert decision.budget.kv_bytes == kv_bytes
+    assert decision.use_bytes == GIB + decision.kv_bytes + 328 * MIB
+    assert sizes(decision)[LEFT_OVER_BY_SHARE] == 7 * GIB - decision.kv_bytes - 328 * MIB
+
+
+def test_an_earlier_size_is_given_again_to_the_block():
+    taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
+    first = decided(taken, promise=Promise(size_bytes=4 * GIB, file_bytes=0, earlier_kv_bytes=None))
+    again = Promise(size_bytes=4 * GIB, file_bytes=30 * MIB, earlier_kv_bytes=first.kv_bytes)
+    assert decided(taken, promise=again).blocks == first.blocks
+
+
+def test_where_the_share_is_too_small_the_way_out_is_a_larger_one():
+    taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
+    promise = Promise(size_bytes=2 * GIB, file_bytes=0, earlier_kv_bytes=None)
+    text = why_nothing_fits(decided(taken, transient=3 * GIB, promise=promise), GIB)
+    more = -(-100 * (4 * GIB + STEADY_BYTES) // (8 * GIB - 128 * MIB))
+    assert text.endswith(f"Raise ULLAGE_SHARE by {more}% or more.")

@@ -1,0 +1,82 @@
+"""Two real engines under one limit: the second one gets what the first one got."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from engines import tiny_model
+
+from ullage.compare.container import container
+from ullage.compare.counters import Sampler
+from ullage.compare.run import cpu_list
+from ullage.compare.server import (
+    Server,
+    ServerSettings,
+    environment,
+    free_port,
+    inherited_environment,
+    running,
+    server_command,
+)
+from ullage.errors import NotEnforced
+from ullage.leases import LeaseFolder
+from ullage.units import GIB
+
+pytestmark = [pytest.mark.timeout(600)]
+pytest.importorskip("vllm", reason="needs vLLM")
+
+LIMIT_BYTES = 4 * GIB
+
+
+def test_two_halves_get_the_same_blocks_one_after_the_other_and_leave_nothing(tmp_path: Path):
+    cpus = cpu_list(os.sched_getaffinity(0))
+    with ExitStack() as undo:
+        try:
+            inside = undo.enter_context(container(LIMIT_BYTES))
+        except NotEnforced as error:
+            pytest.skip(str(error))
+        sampler = undo.enter_context(Sampler(inside.group))
+        blocks = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            settings = ServerSettings(
+                model=tiny_model(),
+                dtype="float32",
+                compiled=False,
+                max_model_len=512,
+                max_num_batched_tokens=512,
+                max_num_seqs=8,
+                cpus=cpus,
+                port=None,
+                extra=(),
+            )
+            side = {
+                "ULLAGE": "1",
+                "ULLAGE_STRICT": "1",
+                "ULLAGE_SHARE": "1/2",
+                "XDG_RUNTIME_DIR": str(tmp_path),
+            }
+            env = environment(inherited_environment(), side, tmp_path / name, cpus)
+            port = free_port()
+            command = server_command(settings, (), port)
+            log = tmp_path / f"{name}.log"
+            server = undo.enter_context(running(inside, command, env, log, port))
+            server.wait_ready()
+            blocks.append(committed_blocks(server))
+        folder = LeaseFolder(tmp_path / "ullage")
+        living = folder.read().living
+        counters = sampler.counters()
+    assert abs(blocks[0] - blocks[1]) <= 1
+    assert [lease.share for lease in living] == ["1/2", "1/2"]
+    assert sum(lease.promised_bytes for lease in living) < LIMIT_BYTES
+    assert (counters.oom_kills, counters.peak_unreclaimable_bytes or 0) < (1, LIMIT_BYTES)
+    assert folder.read().living == ()
+
+
+def committed_blocks(server: Server) -> int:
+    (blocks,) = re.findall(r"ullage committed (\d+) blocks", server.log.read_text(errors="replace"))
+    return int(blocks)
