@@ -73,7 +73,8 @@ def test_two_halves_get_the_same_blocks_one_after_the_other_and_leave_nothing(tm
     assert abs(blocks[0] - blocks[1]) <= 1
     assert [lease.share for lease in living] == ["1/2", "1/2"]
     assert sum(lease.promised_bytes for lease in living) < LIMIT_BYTES
-    assert (counters.oom_kills, counters.peak_unreclaimable_bytes or 0) < (1, LIMIT_BYTES)
+    assert counters.oom_kills == 0
+    assert (counters.peak_unreclaimable_bytes or 0) < LIMIT_BYTES
     assert folder.read().living == ()
 
 

@@ -17,8 +17,9 @@ pytest.importorskip("vllm", reason="needs vLLM")
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.budget import Budget
 from ullage.devices.base import MemoryParts, Reading
+from ullage.drivers import procfs
 from ullage.errors import DoesNotFit, Unsupported
-from ullage.leases import LeaseFolder
+from ullage.leases import LeaseFolder, this_process
 from ullage.units import GIB, MIB
 
 with warnings.catch_warnings():  # of vLLM's own imports
@@ -130,6 +131,24 @@ def test_what_others_took_during_the_start_is_said(place, caplog):
     with heard(caplog):
         engine.decided(decision(bound="available"), observer.take())
     assert "processes that are not ours hold 0.50 GiB more" in caplog.text
+    engine.leave()
+
+
+def test_nothing_is_said_where_an_engine_came_meanwhile_that_held_memory_without_a_lease(
+    place, caplog
+):
+    observer = Observer()
+    engine = tenant.Tenant(observer)
+    engine.enter(0.5)
+    parent = procfs.stat(os.getppid())
+    worker = replace(this_process(), pid=parent.pid, start_time_ticks=parent.start_time_ticks)
+    folder = LeaseFolder(place)
+    with folder.changing():
+        folder.write(replace(lease_in(place), worker=worker, frontend_pid=worker.pid))
+    observer.foreign_bytes += GIB // 2
+    with heard(caplog):
+        engine.decided(decision(), observer.take())
+    assert "processes that are not ours" not in caplog.text
     engine.leave()
 
 

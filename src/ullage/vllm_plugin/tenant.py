@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 
 from ullage.accounting.leases import (
     Lease,
+    Process,
     Promise,
     foreign_bytes,
     promised_bytes,
@@ -43,7 +44,9 @@ class Tenant:
         self._lease: Lease | None = None
         self._seen: Sequence[Lease] = ()
         self._source = ""
-        self._foreign_bytes: int | None = None  # when this engine entered
+        # When this engine entered: what was not ours, and who was.
+        self._foreign_bytes: int | None = None
+        self._seen_then: set[Process] = set()
         self._key = ""
 
     def enter(self, utilization: float | None) -> None:
@@ -59,6 +62,7 @@ class Tenant:
             refuse_if_promised(self._share(utilization), self._lease.limit, self._seen)
             self._write()
         self._foreign_bytes = self._foreign(taken)
+        self._seen_then = {each.worker for each in self._seen}
         if self._lease.share is None:
             logger.info(
                 "ullage: this engine takes all that is left of %s. To have others beside it, start "
@@ -156,7 +160,10 @@ class Tenant:
         return foreign_bytes(taken, self._source, identity, self._seen)
 
     def _note_foreign(self, now_bytes: int | None) -> None:
+        """What an engine held before it had a lease cannot be told from what others hold."""
         if now_bytes is None or self._foreign_bytes is None:
+            return
+        if self._seen_then != {each.worker for each in self._seen}:
             return
         more_bytes = now_bytes - self._foreign_bytes
         if abs(more_bytes) >= _NOTED_BYTES:
