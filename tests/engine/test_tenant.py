@@ -72,8 +72,8 @@ def decision(*, bound: str = "share", use: int = 2 * GIB, kv: int = GIB) -> Any:
 def test_a_share_is_promised_at_the_start_and_what_is_not_needed_given_up_later(place, monkeypatch):
     monkeypatch.setenv("ULLAGE_SHARE", "1/2")
     observer = Observer()
-    engine = tenant.Tenant(observer)
-    engine.enter(None)
+    engine = tenant.Tenant()
+    engine.enter(observer, None)
     lease = lease_in(place)
     assert (lease.worker.pid, lease.share) == (os.getpid(), "1/2")
     assert lease.promised_bytes == (8 * GIB - COMMON) // 2
@@ -85,8 +85,8 @@ def test_a_share_is_promised_at_the_start_and_what_is_not_needed_given_up_later(
     engine.committed()
     engine.leave()
     assert LeaseFolder(place).read().living == ()
-    again = tenant.Tenant(observer)
-    again.enter(None)
+    again = tenant.Tenant()
+    again.enter(observer, None)
     assert again.promise(taken, "alike").earlier_kv_bytes == GIB
     assert again.promise(taken, "other").earlier_kv_bytes is None
     again.leave()
@@ -95,8 +95,8 @@ def test_a_share_is_promised_at_the_start_and_what_is_not_needed_given_up_later(
 def test_a_size_that_the_share_did_not_decide_is_not_promised_again(place, monkeypatch):
     monkeypatch.setenv("ULLAGE_SHARE", "1/2")
     observer = Observer()
-    engine = tenant.Tenant(observer)
-    engine.enter(None)
+    engine = tenant.Tenant()
+    engine.enter(observer, None)
     taken = observer.take()
     engine.promise(taken, "alike")
     engine.decided(decision(bound="available"), taken)
@@ -105,9 +105,9 @@ def test_a_size_that_the_share_did_not_decide_is_not_promised_again(place, monke
 
 
 def test_without_a_share_one_line_says_that_it_takes_all_and_how_to_divide(place, caplog):
-    engine = tenant.Tenant(Observer())
+    engine = tenant.Tenant()
     with heard(caplog):
-        engine.enter(None)
+        engine.enter(Observer(), None)
     assert "takes all that is left of 8.00 GiB" in caplog.text
     assert "ULLAGE_SHARE=1/2" in caplog.text
     assert lease_in(place).share is None
@@ -116,8 +116,8 @@ def test_without_a_share_one_line_says_that_it_takes_all_and_how_to_divide(place
 
 
 def test_a_fraction_of_the_user_s_is_a_share_that_keeps_its_meaning(place):
-    engine = tenant.Tenant(Observer())
-    engine.enter(0.25)
+    engine = tenant.Tenant()
+    engine.enter(Observer(), 0.25)
     assert (lease_in(place).share, lease_in(place).promised_bytes) == ("1/4", 2 * GIB)
     assert engine.promise(Observer().take(), "alike") is None
     engine.leave()
@@ -125,8 +125,8 @@ def test_a_fraction_of_the_user_s_is_a_share_that_keeps_its_meaning(place):
 
 def test_what_others_took_during_the_start_is_said(place, caplog):
     observer = Observer()
-    engine = tenant.Tenant(observer)
-    engine.enter(None)
+    engine = tenant.Tenant()
+    engine.enter(observer, None)
     observer.foreign_bytes += GIB // 2
     with heard(caplog):
         engine.decided(decision(bound="available"), observer.take())
@@ -138,8 +138,8 @@ def test_nothing_is_said_where_an_engine_came_meanwhile_that_held_memory_without
     place, caplog
 ):
     observer = Observer()
-    engine = tenant.Tenant(observer)
-    engine.enter(0.5)
+    engine = tenant.Tenant()
+    engine.enter(observer, 0.5)
     parent = procfs.stat(os.getppid())
     worker = replace(this_process(), pid=parent.pid, start_time_ticks=parent.start_time_ticks)
     folder = LeaseFolder(place)
@@ -185,6 +185,15 @@ def worker(monkeypatch) -> Any:
     made.model_runner = SimpleNamespace(warming_up_model=lambda: made._tenant.append("warm up"))
     made._commit = lambda *_: made._tenant.append("commit")
     return made
+
+
+@pytest.mark.parametrize(("rank", "steps"), [(0, ["enter"]), (1, [])])
+def test_the_first_rank_enters_for_all_of_an_engine(worker, monkeypatch, rank, steps):
+    monkeypatch.setattr(cpu_worker.CPUWorker, "init_device", lambda _: None)
+    worker.rank, worker._observer = rank, None
+    worker._explicit_utilization = lambda: None
+    worker.init_device()
+    assert worker._tenant == steps
 
 
 def measures(worker: Any, blocks: int) -> None:

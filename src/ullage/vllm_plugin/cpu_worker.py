@@ -74,10 +74,14 @@ class UllageCPUWorker(CPUWorker):
         self._observer = Observer()
         self._started_s = time.time()
         self._settings = settings.read(os.environ)
-        self._tenant = tenant.Tenant(self._observer)
+        self._tenant = tenant.Tenant()
         with _start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
-        self._tenant.enter(self._explicit_utilization())
+
+    def init_device(self) -> None:
+        super().init_device()
+        if self.rank == 0:
+            self._tenant.enter(self._observer, self._explicit_utilization())
 
     def determine_available_memory(self) -> int:
         """Bytes that make the engine plan exactly the blocks that fit."""

@@ -34,11 +34,14 @@ _NOTED_BYTES = 16 * MIB
 
 
 class Tenant:
-    """`enter` first; `decided` and `committed` as the start goes on; `leave` at any time."""
+    """`enter` first; `decided` and `committed` as the start goes on; `leave` at any time.
 
-    def __init__(self, observer: Observer) -> None:
+    One worker of an engine enters for all.  Where one has not, the other calls do nothing.
+    """
+
+    def __init__(self) -> None:
         self._settings = settings.read(os.environ)
-        self._observer = observer
+        self._observer: Observer | None = None
         self._folder = LeaseFolder(default_folder(os.environ))
         self._me = this_process()
         self._lease: Lease | None = None
@@ -49,15 +52,16 @@ class Tenant:
         self._seen_then: set[Process] = set()
         self._key = ""
 
-    def enter(self, utilization: float | None) -> None:
+    def enter(self, observer: Observer, utilization: float | None) -> None:
         """Say what this engine will need.  Raises DoesNotFit where others were promised it.
 
         `utilization`: the user's own fraction, which is a share as well.
         """
-        self._observer.others = self._others
+        self._observer = observer
+        observer.others = self._others
         with self._folder.changing():
             self._folder.clean()
-            taken = self._observer.take()
+            taken = observer.take()
             self._lease = self._new_lease(taken, utilization)
             refuse_if_promised(self._share(utilization), self._lease.limit, self._seen)
             self._write()
@@ -80,11 +84,12 @@ class Tenant:
 
     def begin_measuring(self) -> None:
         """Until `committed` or `leave`, no other engine warms up."""
-        self._folder.begin_measuring(self._say_who_is_waited_for)
+        if self._lease is not None:
+            self._folder.begin_measuring(self._say_who_is_waited_for)
 
     def promise(self, taken: Snapshot, alike: str) -> Promise | None:
         """What ULLAGE_SHARE promises.  `alike` is the same for starts that should be the same."""
-        if self._settings.share is None or self._lease is None:
+        if self._settings.share is None or self._lease is None or self._observer is None:
             return None
         self._key = f"{alike} in {self._lease.share} of {self._lease.limit_bytes}"
         return Promise(
@@ -95,7 +100,7 @@ class Tenant:
 
     def decided(self, decision: Decision, taken: Snapshot) -> None:
         """From here on this engine needs no more than that."""
-        if self._lease is None:
+        if self._lease is None or self._observer is None:
             return
         use_bytes = decision.use_bytes + self._observer.file_bytes(taken)
         promised = min(self._lease.promised_bytes, use_bytes)
