@@ -64,12 +64,12 @@ def lease_in(place: Path) -> Any:
     return lease
 
 
-def decision(*, bound: str = "share", use: int = 2 * GIB, kv: int = GIB) -> Any:
-    budget = Budget(unclamped_bytes=kv, bound=bound, deductions=())
-    return SimpleNamespace(use_bytes=use, kv_bytes=kv, budget=budget)
+def decision(*, bound: str = "share") -> Any:
+    budget = Budget(unclamped_bytes=GIB, bound=bound, deductions=())
+    return SimpleNamespace(kv_bytes=GIB, budget=budget)
 
 
-def test_a_share_is_promised_at_the_start_and_what_is_not_needed_given_up_later(place, monkeypatch):
+def test_a_share_is_promised_from_start_to_end_and_its_size_given_again(place, monkeypatch):
     monkeypatch.setenv("ULLAGE_SHARE", "1/2")
     observer = Observer()
     engine = tenant.Tenant()
@@ -81,8 +81,8 @@ def test_a_share_is_promised_at_the_start_and_what_is_not_needed_given_up_later(
     taken = observer.take()
     assert engine.promise(taken, "alike").earlier_kv_bytes is None
     engine.decided(decision(), taken)
-    assert lease_in(place).promised_bytes == 2 * GIB + 100 * MIB
     engine.committed()
+    assert lease_in(place).promised_bytes == lease.promised_bytes
     engine.leave()
     assert LeaseFolder(place).read().living == ()
     again = tenant.Tenant()

@@ -314,7 +314,6 @@ def test_a_share_holds_all_that_the_engine_needs_and_leaves_the_rest_by_name():
     assert decision.budget.bound == "share"
     kv_bytes = 3 * GIB - (100 + 200 + 128) * MIB - STEADY_BYTES
     assert decision.budget.kv_bytes == kv_bytes
-    assert decision.use_bytes == GIB + decision.kv_bytes + 328 * MIB
     assert sizes(decision)[LEFT_OVER_BY_SHARE] == 7 * GIB - decision.kv_bytes - 328 * MIB
 
 

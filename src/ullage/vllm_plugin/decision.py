@@ -29,14 +29,10 @@ _LEFT_OVER: Final[Mapping[Bound, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """`blocks` blocks take `kv_bytes` of memory; `ledger` is the state once they are committed.
-
-    `use_bytes` is what the engine will need in all, without its file pages.
-    """
+    """`blocks` blocks take `kv_bytes` of memory; `ledger` is the state once they are committed."""
 
     blocks: int
     kv_bytes: int
-    use_bytes: int
     limit_bytes: int
     budget: Budget
     ledger: Ledger
@@ -56,12 +52,11 @@ def decide(
 ) -> Decision:
     """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker."""
     limit_bytes = limit_of(snapshot).total_bytes or 0
-    used_bytes = _own_bytes(snapshot) - committed_bytes
     bounds = budget(
         total_bytes=limit_bytes,
         available_bytes=snapshot.available_bytes,
         engine=Engine(
-            used_bytes=used_bytes,
+            used_bytes=_own_bytes(snapshot) - committed_bytes,
             kv_bytes=committed_bytes,
             transient_bytes=transient_bytes,
             later_bytes=later_bytes,
@@ -70,13 +65,11 @@ def decide(
         utilization=utilization,
         promise=promise,
     )
-    kept_bytes = sum(line.size_bytes or 0 for line in bounds.deductions)
     blocks = layout.blocks_within(bounds.kv_bytes)
     kv_bytes = layout.physical_bytes_for(blocks)
     return Decision(
         blocks=blocks,
         kv_bytes=kv_bytes,
-        use_bytes=used_bytes + kv_bytes + kept_bytes,
         limit_bytes=limit_bytes,
         budget=bounds,
         ledger=_ledger(snapshot, bounds, worker_pid, committed_bytes, kv_bytes),
@@ -87,7 +80,7 @@ def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
     """What stands in the way of two blocks, and how much more would do."""
     kept_bytes = sum(line.size_bytes or 0 for line in decision.budget.deductions)
     missing_bytes = 2 * block_bytes - decision.budget.unclamped_bytes
-    divided_bytes = promised_bytes(decision.limit_bytes, Fraction(1))
+    divided_bytes = max(1, promised_bytes(decision.limit_bytes, Fraction(1)))
     fraction = missing_bytes / decision.limit_bytes
     way_out = {
         "available": f"Raise the memory limit by {gib(missing_bytes)}",

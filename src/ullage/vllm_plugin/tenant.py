@@ -99,16 +99,12 @@ class Tenant:
         )
 
     def decided(self, decision: Decision, taken: Snapshot) -> None:
-        """From here on this engine needs no more than that."""
-        if self._lease is None or self._observer is None:
+        """Keep the size for equal starts, and say where others changed meanwhile."""
+        if self._lease is None:
             return
-        use_bytes = decision.use_bytes + self._observer.file_bytes(taken)
-        promised = min(self._lease.promised_bytes, use_bytes)
-        with self._folder.changing():
-            if decision.budget.bound == "share":
+        if decision.budget.bound == "share":
+            with self._folder.changing():
                 self._folder.keep_size(self._key, decision.kv_bytes)
-            self._lease = replace(self._lease, promised_bytes=promised)
-            self._write()
         self._note_foreign(self._foreign(taken))
 
     def committed(self) -> None:
