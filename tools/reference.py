@@ -19,6 +19,7 @@ from ullage import cli, errors
 from ullage.budget import MARGIN_FLOOR_BYTES
 from ullage.report.devices import DevicesReport
 from ullage.report.json import json_schema
+from ullage.report.leases import LeasesReport
 from ullage.units import MIB
 from ullage.vllm_plugin import settings
 
@@ -37,6 +38,11 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
     "ULLAGE_MARGIN": (
         f"a 64th of the limit, {MARGIN_FLOOR_BYTES // MIB} MiB at least",
         "Memory kept free after everything else, such as `256MiB`. For what grows after the start.",
+    ),
+    "ULLAGE_SHARE": (
+        "unset",
+        "Which part of the memory limit this engine may use beside others, such as `1/3`, `0.33` "
+        "or `33%`. Unset: all that is left.",
     ),
     "ULLAGE_PROMPT_LOGPROBS": (
         "`0`",
@@ -109,8 +115,8 @@ def environment_page() -> str:
     )
 
 
-def devices_schema() -> str:
-    return json.dumps(json_schema(DevicesReport), indent=2) + "\n"
+def schema(kind: type) -> str:
+    return json.dumps(json_schema(kind), indent=2) + "\n"
 
 
 def pages() -> dict[Path, str]:
@@ -118,7 +124,8 @@ def pages() -> dict[Path, str]:
         PAGES / "commands.md": commands_page(),
         PAGES / "exit-codes.md": exit_codes_page(),
         PAGES / "environment.md": environment_page(),
-        SCHEMAS / "devices-1.schema.json": devices_schema(),
+        SCHEMAS / "devices-1.schema.json": schema(DevicesReport),
+        SCHEMAS / "leases-1.schema.json": schema(LeasesReport),
     }
 
 

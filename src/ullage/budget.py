@@ -1,10 +1,12 @@
 """What the KV cache may take: what is available, each deduction by name.
 
-Pure.  Two bounds, and the smaller one binds:
+Pure.  Three bounds, and the smallest one binds:
 - what is available, less what must stay free: the transient peak of the largest step, what the
   engine's other processes still take before the first request, and a margin;
 - where the user gave a fraction, that fraction of the total, less everything else that the engine
-  takes exactly.  No margin is taken off this one: it already leaves memory free.
+  takes exactly.  No margin is taken off this one: it already leaves memory free;
+- where the engine has a share of the limit, its promise, less everything that it needs: the margin
+  and its file pages as well.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from fractions import Fraction
 from math import ceil
 from typing import Final, Literal
 
+from ullage.accounting.leases import Promise
 from ullage.accounting.ledger import Line
 from ullage.units import MIB
 
-Bound = Literal["available", "utilization"]
+Bound = Literal["available", "utilization", "share"]
 
 MARGIN_FLOOR_BYTES: Final = 64 * MIB
 MARGIN_FRACTION: Final = Fraction(1, 64)
@@ -68,14 +71,33 @@ def budget(
     total_bytes: int,
     available_bytes: int,
     engine: Engine,
-    margin_bytes: int,
+    margin_bytes: int | None,
     utilization: float | None,
+    promise: Promise | None = None,
 ) -> Budget:
     """The KV cache's bytes.  `available_bytes` is what could be taken beside what is taken now.
 
-    `utilization` None: the user named no fraction.  The result is never negative.
+    `margin_bytes` None: the default one.  `utilization` None: the user named no fraction.
+    `promise` None: the engine has no share.
     """
-    deductions = (
+    if margin_bytes is None:
+        margin_bytes = default_margin_bytes(total_bytes)
+    deductions = _deductions(engine, margin_bytes)
+    kept_bytes = engine.transient_bytes + engine.later_bytes
+    needed_bytes = engine.used_bytes + kept_bytes
+    bounds: dict[Bound, int] = {
+        "available": available_bytes + engine.kv_bytes - kept_bytes - margin_bytes
+    }
+    if utilization is not None:
+        bounds["utilization"] = ceil(total_bytes * Fraction(utilization)) - needed_bytes
+    if promise is not None:
+        bounds["share"] = promise.kv_bytes(needed_bytes + margin_bytes)
+    bound = min(bounds, key=lambda name: bounds[name])
+    return Budget(unclamped_bytes=bounds[bound], bound=bound, deductions=deductions)
+
+
+def _deductions(engine: Engine, margin_bytes: int) -> tuple[Line, ...]:
+    return (
         Line(
             name="transient peak of the largest step",
             size_bytes=engine.transient_bytes,
@@ -89,13 +111,4 @@ def budget(
             source="earlier starts of this engine version",
         ),
         Line(name="margin", size_bytes=margin_bytes, provenance="estimated", source="budget"),
-    )
-    kept_bytes = engine.transient_bytes + engine.later_bytes
-    by_available = available_bytes + engine.kv_bytes - kept_bytes - margin_bytes
-    if utilization is None:
-        return Budget(unclamped_bytes=by_available, bound="available", deductions=deductions)
-    by_utilization = ceil(total_bytes * Fraction(utilization)) - engine.used_bytes - kept_bytes
-    bound: Bound = "available" if by_available <= by_utilization else "utilization"
-    return Budget(
-        unclamped_bytes=min(by_available, by_utilization), bound=bound, deductions=deductions
     )

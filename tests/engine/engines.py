@@ -65,7 +65,7 @@ def run(
         result = Path(scratch) / "result.json"
         process = subprocess.Popen(
             [python, str(HERE / program), str(model or tiny_model()), str(result), *arguments],
-            env=environment(**added),
+            env=environment(XDG_RUNTIME_DIR=scratch, **added),  # nobody else's leases
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -28,7 +28,7 @@ def generate(scratch: Path, **switches: str) -> tuple[int, str, dict[str, object
     with container(LIMIT_BYTES) as inside, Sampler(inside.group) as sampler:
         process = subprocess.run(
             inside.command([*program, "--no-memory-flag"]),
-            env=environment(TMPDIR=str(scratch), **switches),
+            env=environment(TMPDIR=str(scratch), XDG_RUNTIME_DIR=str(scratch), **switches),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -14,9 +15,12 @@ import typer
 
 import ullage
 from ullage import cli
+from ullage.accounting.leases import Lease, Process
 from ullage.cli.serve import check_model, switched_on
 from ullage.compare.engine import engine_command
 from ullage.errors import DoesNotFit, EngineFailed, UnknownModel, Unreadable, Usage
+from ullage.report.json import document
+from ullage.report.leases import LeasesReport, leases_text
 
 COMMANDS = sorted(command.callback.__name__ for command in cli.app.registered_commands)
 
@@ -288,3 +292,38 @@ def test_serve_refuses_a_path_that_does_not_exist(path: str):
     result = run("serve", path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "does not exist" in result.stderr
+
+
+def test_leases_says_where_it_looked_and_what_it_found(tmp_path: Path):
+    (tmp_path / "ullage").mkdir(mode=0o700)
+    (tmp_path / "ullage" / "x.json").write_text("{}")
+    result = run("leases", XDG_RUNTIME_DIR=str(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        f"No engine holds a lease.\nnot counted: {tmp_path}/ullage/x.json is no lease\n"
+    )
+    answer = json.loads(run("leases", "--json", XDG_RUNTIME_DIR=str(tmp_path)).stdout)
+    assert answer["schema"] == "ullage.leases/1"
+    assert answer["damaged"] == [f"{tmp_path}/ullage/x.json"]
+
+
+def test_a_lease_of_an_engine_that_has_ended_is_named_and_removed(tmp_path: Path):
+    (tmp_path / "ullage").mkdir(mode=0o700)
+    engine = Process(boot_id="before", pid_namespace="pid:[1]", pid=5, start_time_ticks=7)
+    lease = Lease(
+        worker=engine,
+        frontend_pid=5,
+        limit="host",
+        limits=("host",),
+        limit_bytes=1 << 30,
+        share="1/2",
+        promised_bytes=1 << 29,
+        taken_bytes=0,
+    )
+    (tmp_path / "ullage" / "5-7.json").write_text(document(lease))
+    first, second = (run("leases", XDG_RUNTIME_DIR=str(tmp_path)).stdout for _ in range(2))
+    assert first == "No engine holds a lease.\nremoved: process 5 has ended\n"
+    assert second == "No engine holds a lease.\n"
+    text = leases_text(LeasesReport(folder="", living=(lease,), removed=(), unclear=(), damaged=()))
+    row = text.splitlines()[1]
+    assert " ".join(row.split()) == "5 1/2 1.00 GiB 0.50 GiB 0.00 GiB 0.50 GiB"

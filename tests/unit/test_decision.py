@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.accounting.exact import WorkingSet
+from ullage.accounting.leases import STEADY_BYTES, Promise
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.budget import default_margin_bytes
 from ullage.devices.base import MemoryParts, ProcessReading, Reading
@@ -19,6 +20,7 @@ from ullage.units import GIB, KIB, MIB
 from ullage.vllm_plugin.decision import (
     KV_CACHE,
     LEFT_OVER,
+    LEFT_OVER_BY_SHARE,
     LEFT_OVER_BY_UTILIZATION,
     Decision,
     decide,
@@ -93,6 +95,7 @@ def decided(
     utilization: float | None = None,
     heap: Heap | None = None,
     at_start: int | None = None,
+    promise: Promise | None = None,
 ) -> Decision:
     return decide(
         snapshot=taken,
@@ -105,6 +108,7 @@ def decided(
         utilization=utilization,
         heap=heap,
         limit_at_start_bytes=at_start,
+        promise=promise,
     )
 
 
@@ -378,3 +382,28 @@ def test_a_bound_on_mappings_is_no_total_to_take_a_fraction_of_and_its_ledger_ad
     assert sizes(decision)["mapped already"] == 2 * GIB
     assert 0 < decision.kv_bytes <= GIB
     assert decision.ledger.residual_bytes == 0
+
+
+def test_a_share_holds_all_that_the_engine_needs_and_leaves_the_rest_by_name():
+    taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
+    promise = Promise(size_bytes=4 * GIB, file_bytes=100 * MIB, earlier_kv_bytes=None)
+    decision = decided(taken, transient=200 * MIB, margin=128 * MIB, promise=promise)
+    assert decision.budget.bound == "share"
+    kv_bytes = 3 * GIB - (100 + 200 + 128) * MIB - STEADY_BYTES
+    assert decision.budget.kv_bytes == kv_bytes
+    assert sizes(decision)[LEFT_OVER_BY_SHARE] == 7 * GIB - decision.kv_bytes - 328 * MIB
+
+
+def test_an_earlier_size_is_given_again_to_the_block():
+    taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
+    first = decided(taken, promise=Promise(size_bytes=4 * GIB, file_bytes=0, earlier_kv_bytes=None))
+    again = Promise(size_bytes=4 * GIB, file_bytes=30 * MIB, earlier_kv_bytes=first.kv_bytes)
+    assert decided(taken, promise=again).blocks == first.blocks
+
+
+def test_where_the_share_is_too_small_the_way_out_is_a_larger_one():
+    taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
+    promise = Promise(size_bytes=2 * GIB, file_bytes=0, earlier_kv_bytes=None)
+    text = why_nothing_fits(decided(taken, transient=3 * GIB, promise=promise), GIB)
+    more = -(-100 * (4 * GIB + STEADY_BYTES) // (8 * GIB - 128 * MIB))
+    assert text.endswith(f"Raise ULLAGE_SHARE by {more}% or more.")

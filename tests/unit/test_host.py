@@ -271,3 +271,24 @@ def test_a_limit_that_is_refused_is_not_taken_for_none(tmp_path):
         write_tree(root, {"/proc/meminfo": MEMINFO, f"{limit}.EACCES": ""})
         with pytest.raises(Unreadable, match="EACCES"):
             host.read(root=root)
+
+
+def test_a_group_is_identified_by_its_inode_under_whichever_name(tmp_path: Path):
+    """Every container sees its own group as the root."""
+    outside = write_tree(tmp_path / "outside", {**V1, "/sys/fs/cgroup/memory/job/tasks": ""})
+    inside = write_tree(
+        tmp_path / "inside",
+        {
+            "/proc/self/cgroup": "4:memory:/\n0::/\n",
+            "/proc/self/mountinfo": V1["/proc/self/mountinfo"],
+        },
+    )
+    mounted = inside / "sys/fs/cgroup/memory"
+    mounted.parent.mkdir(parents=True)
+    mounted.symlink_to(outside / "sys/fs/cgroup/memory/job")
+    names = host.identities(root=inside)
+    assert set(names) == {"meminfo", "cgroup1:/"}
+    assert names["cgroup1:/"] == host.identities(root=outside)["cgroup1:/job"]
+    assert names["meminfo"] == "host"
+    mounted.unlink()
+    assert host.identities(root=inside) == {"meminfo": "host"}

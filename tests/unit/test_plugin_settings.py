@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from ullage.errors import Usage
@@ -38,6 +40,13 @@ def test_the_margin_is_a_size_with_a_unit():
     for wrong in ("512", "-1GiB", "much"):
         with pytest.raises(Usage, match=r"^ULLAGE_MARGIN: .*Write it like"):
             read({"ULLAGE_MARGIN": wrong})
+
+
+def test_a_share_is_a_part_of_one():
+    assert read({"ULLAGE_SHARE": "1/3"}).share == Fraction(1, 3)
+    assert read({"ULLAGE_SHARE": ""}).share is None
+    with pytest.raises(Usage, match=r"^ULLAGE_SHARE: '3' is not a share\. Write it like 1/3"):
+        read({"ULLAGE_SHARE": "3"})
 
 
 def test_the_front_end_is_a_process_id():

@@ -17,8 +17,8 @@ shmem, swap and the huge page pool never count as available.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ullage.devices.base import MemoryParts, Reading
@@ -70,6 +70,7 @@ class Candidate:
     source: str
     available_bytes: int | None
     margin_bytes: int = 0  # already taken off
+    promised_bytes: int = 0  # to others, already taken off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,17 +81,26 @@ class Settled:
     candidates: tuple[Candidate, ...]
 
 
-def settle(readings: Sequence[Reading], *, working_set: WorkingSet | None = None) -> Settled:
+def settle(
+    readings: Sequence[Reading],
+    *,
+    working_set: WorkingSet | None = None,
+    promised: Mapping[str, int] | None = None,
+) -> Settled:
     """The tightest of all sources; among equals the first.
 
-    `working_set` None: every mapped page counts as hot.
+    `working_set` None: every mapped page counts as hot.  `promised`: by source, bytes that others
+    were promised and have not taken yet.
 
     Raises Unreadable where no source says enough, and where a limit is known but not how much of
     it is used: it may be nearly full, and exceeding it is SIGKILL, not an error.
     """
     for reading in readings:
         _refuse_unknown_use(reading)
-    candidates = tuple(_candidate(reading, working_set) for reading in readings)
+    candidates = tuple(
+        _less(_candidate(reading, working_set), (promised or {}).get(reading.source, 0))
+        for reading in readings
+    )
     known = [
         (candidate.available_bytes, reading.total_bytes, candidate.source)
         for candidate, reading in zip(candidates, readings, strict=True)
@@ -115,6 +125,16 @@ def limiting(readings: Sequence[Reading]) -> Reading:
     """
     known = [each for each in readings if each.counts_memory and each.total_bytes is not None]
     return min(known, key=lambda each: each.total_bytes or 0)
+
+
+def _less(candidate: Candidate, promised_bytes: int) -> Candidate:
+    if candidate.available_bytes is None or not promised_bytes:
+        return candidate
+    return replace(
+        candidate,
+        available_bytes=max(0, candidate.available_bytes - promised_bytes),
+        promised_bytes=promised_bytes,
+    )
 
 
 def _refuse_unknown_use(reading: Reading) -> None:

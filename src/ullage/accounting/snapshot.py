@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,13 +43,14 @@ def snapshot(
     processes: Sequence[ProcessReading],
     taken_at_s: float,
     working_set: WorkingSet | None = None,
+    promised: Mapping[str, int] | None = None,
 ) -> Snapshot:
     """Settle `readings`, and lay out the binding source's total line by line.
 
     The kernel has no call that reads everything at once, so what moves between two reads shows in
     the residual.  Raises Unreadable as `settle` does.
     """
-    settled = settle(readings, working_set=working_set)
+    settled = settle(readings, working_set=working_set, promised=promised)
     binding = next(each for each in readings if each.source == settled.binding_source)
     return Snapshot(
         taken_at_s=taken_at_s,
@@ -192,6 +193,13 @@ def _margin_lines(settled: Settled, binding: Reading) -> Iterator[Line]:
                 size_bytes=candidate.margin_bytes,
                 provenance="estimated",
                 source=candidate.source,
+            )
+        if candidate.source == settled.binding_source and candidate.promised_bytes:
+            yield Line(
+                name="promised to other engines, and not taken yet",
+                size_bytes=candidate.promised_bytes,
+                provenance="derived",
+                source="their leases",
             )
 
 

@@ -75,6 +75,22 @@ def read_at(
     ]
 
 
+def identities(*, root: Path = sysfs.REAL_ROOT) -> dict[str, str]:
+    """The sources of `read`, each with a name for what it limits: the same in every namespace."""
+    named = (
+        (level, cgroups.identity(level, root=root)) for level in cgroups.memory_levels(root=root)
+    )
+    named_groups = {groups.source(level): name for level, name in named if name is not None}
+    return {"meminfo": "host", **named_groups}
+
+
+def held_bytes(pids: Iterable[int]) -> int | None:
+    """Anonymous memory and shmem of the processes; None where one cannot be read, or none is."""
+    sizes = [(each.anon_bytes, each.shmem_bytes) for each in read_processes(pids)]
+    known = [anon + shmem for anon, shmem in sizes if anon is not None and shmem is not None]
+    return sum(known) if sizes and len(known) == len(sizes) else None
+
+
 def read_group(directory: Path) -> Reading:
     """What the memory cgroup at `directory` (of either version, of this machine) says now.
 

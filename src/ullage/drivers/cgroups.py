@@ -54,6 +54,18 @@ def memory_levels(*, root: Path = sysfs.REAL_ROOT) -> tuple[Level, ...]:
     )
 
 
+def identity(level: Level, *, root: Path = sysfs.REAL_ROOT) -> str | None:
+    """Names the group the same from inside and outside its namespaces; None where it is gone.
+
+    A group has one inode, in every mount of its hierarchy, and its name depends on who asks.
+    """
+    try:
+        status = sysfs.below(root, level.directory).stat()
+    except OSError:
+        return None
+    return f"cgroup{level.version}:{status.st_dev}:{status.st_ino}"
+
+
 def _own_group(text: str) -> tuple[Version, str] | None:
     """The line of the hierarchy that carries memory.
 

@@ -6,6 +6,7 @@ Source: proc(5); Documentation/filesystems/proc.rst for smaps_rollup and clear_r
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,6 +41,20 @@ class ReferencedFile:
     inode: int
     is_code: bool
     referenced_bytes: int
+
+
+def boot_id(*, root: Path = sysfs.REAL_ROOT) -> str | None:
+    """Random, new with each boot (random(4)); None where unreadable."""
+    text = sysfs.read_optional("/proc/sys/kernel/random/boot_id", root=root)
+    return None if text is None else text.strip()
+
+
+def pid_namespace() -> str | None:
+    """In which namespace this process's pids mean something: "pid:[4026531836]"."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
 
 
 def meminfo(*, root: Path = sysfs.REAL_ROOT) -> dict[str, int]:

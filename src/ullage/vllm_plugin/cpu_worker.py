@@ -24,7 +24,15 @@ from ullage.errors import DoesNotFit, MemoryRefused, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
 from ullage.units import MIB, gib
-from ullage.vllm_plugin import compiled, connectors, placement, settings, versions, warm_up
+from ullage.vllm_plugin import (
+    compiled,
+    connectors,
+    placement,
+    settings,
+    tenant,
+    versions,
+    warm_up,
+)
 from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
 from ullage.vllm_plugin.later import later_bytes
 from ullage.vllm_plugin.observe import Observer
@@ -79,9 +87,15 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._observer = Observer()
         self._started_s = time.time()
         self._settings = settings.read(os.environ)
+        self._tenant = tenant.Tenant()
         malloc.map_large_blocks(_LARGE_BLOCK_BYTES)
         with _start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
+
+    def init_device(self) -> None:
+        super().init_device()
+        if self.rank == 0:
+            self._tenant.enter(self._observer, self._explicit_utilization())
 
     def determine_available_memory(self) -> int:
         """Bytes that make the engine plan exactly the blocks that fit."""
@@ -90,15 +104,18 @@ class UllageCPUWorker(SleepingCPUWorker):
         except (MemoryRefused, Unsupported, Unreadable) as error:
             if self._settings.strict:
                 raise
+            self._tenant.leave()
             logger.warning("ullage leaves this start to stock vLLM: %s", error)
             return int(super().determine_available_memory())
-        if self._should_warm_up_model():
-            self.model_runner.warming_up_model()
-        with connectors.none_yet():
-            super().initialize_from_config(self._capacity)
-        decision = self._measure(cache)
-        if decision.blocks < _LEAST_BLOCKS:
-            raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
+        with self._tenant.leaving_on_error():
+            self._tenant.begin_measuring()
+            if self._should_warm_up_model():
+                self.model_runner.warming_up_model()
+            with connectors.none_yet():
+                super().initialize_from_config(self._capacity)
+            decision = self._measure(cache)
+            if decision.blocks < _LEAST_BLOCKS:
+                raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
         return decision.blocks * cache.layout.block_bytes
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
@@ -106,24 +123,33 @@ class UllageCPUWorker(SleepingCPUWorker):
         if self._cache is None:
             super().initialize_from_config(kv_cache_config)
             return
+        with self._tenant.leaving_on_error():
+            self._commit(kv_cache_config, self._cache)
+            self._tenant.committed()
+
+    def shutdown(self) -> None:
+        self._tenant.leave()
+        super().shutdown()
+
+    def _commit(self, kv_cache_config: Any, cache: KVCache) -> None:
         self._adopt(kv_cache_config)
         logger.info("ullage commits %d blocks.", kv_cache_config.num_blocks)
-        if self._cache.commit(kv_cache_config.num_blocks) != kv_cache_config.num_blocks:
+        if cache.commit(kv_cache_config.num_blocks) != kv_cache_config.num_blocks:
             raise Unsupported(
                 f"The engine plans {kv_cache_config.num_blocks} blocks, and there are addresses "
-                f"for {self._cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
+                f"for {cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
             )
         views = placement.bind_committed(
             self.model_runner,
             self._capacity,
-            self._cache,
+            cache,
             self.cache_config.get_resolved_kv_cache_layout(),
         )
         connectors.make(self.vllm_config, kv_cache_config, views)
         logger.info(
             "ullage committed %d blocks, %s, at the addresses of the warm-up.",
-            self._cache.committed_blocks,
-            gib(self._cache.physical_bytes),
+            cache.committed_blocks,
+            gib(cache.physical_bytes),
         )
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
@@ -161,12 +187,17 @@ class UllageCPUWorker(SleepingCPUWorker):
         compiled.write_out(self._started_s)
         self._watch_usual_work(sizes)
         logger.info("ullage warm-up: %s.", warmed.text())
+        return self._decide(cache, warmed.transient_bytes)
+
+    def _decide(self, cache: KVCache, transient_bytes: int) -> Decision:
+        taken = self._observer.take()
+        alike = tenant.alike(self.vllm_config, self._settings, cache.layout.block_bytes)
         decision = decide(
-            snapshot=self._observer.take(),
+            snapshot=taken,
             worker_pid=os.getpid(),
             layout=cache.layout,
             committed_bytes=cache.physical_bytes,
-            transient_bytes=warmed.transient_bytes,
+            transient_bytes=transient_bytes,
             later_bytes=later_bytes(
                 self._rules,
                 vocabulary=self.model_config.get_vocab_size(),
@@ -178,12 +209,14 @@ class UllageCPUWorker(SleepingCPUWorker):
             utilization=self._explicit_utilization(),
             heap=malloc.heap(),
             limit_at_start_bytes=self._observer.limit_at_start_bytes,
+            promise=self._tenant.promise(taken, alike),
         )
         if changed := decision.limit.change():
             logger.info("ullage: %s.", changed)
         logger.info(
             "ullage: %d KV cache blocks fit.\n%s", decision.blocks, ledger_text(decision.ledger)
         )
+        self._tenant.decided(decision, taken)
         return decision
 
     def _watch_usual_work(self, sizes: warm_up.Sizes) -> None:
@@ -193,7 +226,8 @@ class UllageCPUWorker(SleepingCPUWorker):
     def _available_in_use(self, sizes: warm_up.Sizes) -> int:
         """With room for the file pages that the usual work uses, and not for all that is mapped."""
         self._watch_usual_work(sizes)
-        available, mappable = self._observer.available_bytes(), self._observer.mappable_bytes()
+        available = self._observer.take().available_bytes
+        mappable = self._observer.mappable_bytes()
         return available if mappable is None else min(available, mappable)
 
     def _explicit_utilization(self) -> float | None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
 
 from ullage.accounting.exact import limiting
+from ullage.accounting.leases import Promise, promised_bytes
 from ullage.accounting.ledger import Ledger, Line
 from ullage.accounting.snapshot import AVAILABLE_LINES, COUNTED, Snapshot
-from ullage.budget import Budget, Engine, budget, default_margin_bytes
+from ullage.budget import Bound, Budget, Engine, budget
 from ullage.drivers.malloc import Heap
 from ullage.errors import Unreadable
 from ullage.kv.size import Layout
-from ullage.units import gib
+from ullage.units import ceil_div, gib
 
 KV_CACHE = "KV cache"
 LEFT_OVER = "left over, less than is needed for one more block"
 LEFT_OVER_BY_UTILIZATION = "left over by --gpu-memory-utilization"
+LEFT_OVER_BY_SHARE = "left over by ULLAGE_SHARE, with room for what starts differ by"
+_LEFT_OVER: Final[Mapping[Bound, str]] = {
+    "available": LEFT_OVER,
+    "utilization": LEFT_OVER_BY_UTILIZATION,
+    "share": LEFT_OVER_BY_SHARE,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +78,11 @@ def decide(
     utilization: float | None,
     heap: Heap | None = None,
     limit_at_start_bytes: int | None = None,
+    promise: Promise | None = None,
 ) -> Decision:
     """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker.
-
-    `heap`: the worker's.  `limit_at_start_bytes` None: this snapshot is the first.
-    """
+    `heap`: the worker's.  `limit_at_start_bytes` None: this snapshot is the first."""
     limit = _limit(snapshot, limit_at_start_bytes)
-    margin = default_margin_bytes(limit.size_bytes) if margin_bytes is None else margin_bytes
     bounds = budget(
         total_bytes=limit.size_bytes,
         available_bytes=snapshot.available_bytes,
@@ -85,8 +92,9 @@ def decide(
             transient_bytes=transient_bytes,
             later_bytes=later_bytes,
         ),
-        margin_bytes=margin,
+        margin_bytes=margin_bytes,
         utilization=utilization,
+        promise=promise,
     )
     blocks = layout.blocks_within(bounds.kv_bytes)
     kv_bytes = layout.physical_bytes_for(blocks)
@@ -103,15 +111,17 @@ def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
     """What stands in the way of two blocks, and how much more would do."""
     kept_bytes = sum(line.size_bytes or 0 for line in decision.budget.deductions)
     missing_bytes = 2 * block_bytes - decision.budget.unclamped_bytes
-    way_out = (
-        f"Raise the memory limit by {gib(missing_bytes)} or more"
-        if decision.budget.bound == "available"
-        else f"Raise --gpu-memory-utilization by {missing_bytes / decision.limit_bytes:.2f} or more"
-    )
+    divided_bytes = max(1, promised_bytes(decision.limit_bytes, Fraction(1)))
+    fraction = missing_bytes / decision.limit_bytes
+    way_out = {
+        "available": f"Raise the memory limit by {gib(missing_bytes)}",
+        "utilization": f"Raise --gpu-memory-utilization by {fraction:.2f}",
+        "share": f"Raise ULLAGE_SHARE by {ceil_div(100 * missing_bytes, divided_bytes)}%",
+    }[decision.budget.bound]
     return (
         f"No KV cache fits into {gib(decision.ledger.total_bytes)}: with {gib(kept_bytes)} kept "
         f"free for peaks, {gib(missing_bytes)} are missing for the least one of "
-        f"{gib(2 * block_bytes)}. {way_out}."
+        f"{gib(2 * block_bytes)}. {way_out} or more."
     )
 
 
@@ -150,7 +160,7 @@ def _ledger(
     kept = _kept_lines(snapshot, worker_pid, committed_bytes, heap)
     deducted = sum(line.size_bytes or 0 for line in bounds.deductions)
     left_bytes = snapshot.available_bytes + committed_bytes - kv_bytes - deducted
-    name = LEFT_OVER if bounds.bound == "available" else LEFT_OVER_BY_UTILIZATION
+    name = _LEFT_OVER[bounds.bound]
     lines = [
         *kept,
         *bounds.deductions,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ullage import leases
 from ullage.accounting.exact import WorkingSet, limiting, settle
+from ullage.accounting.leases import Lease, needed_by_source
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.devices import host
 from ullage.devices.base import ProcessReading, Reading
@@ -29,6 +31,7 @@ class Observer:
         self._working_set: WorkingSet | None = None
         self._places: host.Places | None = None
         self.limit_at_start_bytes: int | None = None  # the least memory of all sources, first seen
+        self.others: Callable[[], Sequence[Lease]] = tuple  # other engines of ours, as of now
 
     @contextmanager
     def usual_work(self) -> Iterator[None]:
@@ -46,7 +49,7 @@ class Observer:
         referenced_bytes = host.referenced_file_bytes(self._pids())
         mapped = [
             size
-            for process in self._processes()
+            for process in [*self._processes(), *self._other_processes()]
             for size in (process.file_bytes, process.shmem_bytes)
         ]
         if referenced_bytes is not None and None not in mapped:
@@ -55,21 +58,34 @@ class Observer:
             )
 
     def take(self) -> Snapshot:
-        """All readings, and the engine's own processes."""
+        """All readings and the own processes.  What others still need is not available."""
+        promised = needed_by_source(self.others(), host.identities())
         self._places = host.places()
         taken = snapshot(
             readings=_without_addresses(host.read_at(self._places)),
             processes=self._processes(),
             taken_at_s=time.time(),
             working_set=self._working_set,
+            promised=promised,
         )
         if self.limit_at_start_bytes is None:
             self.limit_at_start_bytes = limiting(taken.readings).total_bytes
         return taken
 
+    def file_bytes(self, taken: Snapshot) -> int:
+        """File pages that the own processes use.  Raises Unreadable where that is unknown."""
+        if self._working_set is not None:
+            return self._working_set.referenced_bytes
+        if taken.own_file_bytes is None:
+            raise Unreadable(
+                "Which file pages the engine uses cannot be told: /proc does not say for all its "
+                "processes. Make /proc readable, or leave ULLAGE_SHARE out."
+            )
+        return taken.own_file_bytes
+
     def available_bytes(self) -> int:
-        """What could be taken now.  Cheaper than `take`: no process is looked at, and the sources
-        are those of the last `take`."""
+        """What the kernel would give now.  Cheaper than `take`: no process is looked at, no lease,
+        and the sources are those of the last `take`."""
         self._places = self._places or host.places()
         readings = host.read_at(self._places, limits_only=True)
         return settle(_without_addresses(readings), working_set=self._working_set).available_bytes
@@ -93,6 +109,10 @@ class Observer:
         pids = host.process_tree(self._frontend_pid)
         # The variable may be inherited from an engine that has ended.
         return pids if os.getpid() in pids else host.process_tree(os.getpid())
+
+    def _other_processes(self) -> Sequence[ProcessReading]:
+        """Their promises have room for the files that they use; here those are not foreign ones."""
+        return host.read_processes(pid for lease in self.others() for pid in leases.pids(lease))
 
     def _processes(self) -> Sequence[ProcessReading]:
         return host.read_processes(self._pids())

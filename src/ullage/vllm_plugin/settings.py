@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
+from ullage.accounting.leases import parse_share
 from ullage.errors import Usage
 from ullage.units import parse_size
 
@@ -21,6 +23,7 @@ KNOWN: Final = frozenset(
         "ULLAGE",
         "ULLAGE_STRICT",
         "ULLAGE_MARGIN",
+        "ULLAGE_SHARE",
         "ULLAGE_PROMPT_LOGPROBS",
         "ULLAGE_RECORDINGS",
         FRONTEND,
@@ -34,13 +37,15 @@ class Settings:
     """`enabled`: act at all.  `strict`: raise where stock behaviour would be fallen back to.
 
     `margin_bytes` None: the default of `ullage.budget`.  `prompt_logprobs`: keep room for requests
-    that ask for log probabilities of their prompt, instead of refusing them.
+    that ask for log probabilities of their prompt, instead of refusing them.  `share` None: the
+    memory limit is not divided.
     """
 
     enabled: bool
     strict: bool
     margin_bytes: int | None
     prompt_logprobs: bool
+    share: Fraction | None
     frontend_pid: int | None
     unknown: tuple[str, ...]
 
@@ -58,11 +63,19 @@ def read(environment: Mapping[str, str]) -> Settings:
         strict=_switch(environment, "ULLAGE_STRICT"),
         margin_bytes=margin_bytes,
         prompt_logprobs=_switch(environment, "ULLAGE_PROMPT_LOGPROBS"),
+        share=_share(environment.get("ULLAGE_SHARE", "")),
         frontend_pid=int(frontend) if frontend.isdecimal() else None,
         unknown=tuple(
             sorted(name for name in environment if name.startswith("ULLAGE_") and name not in KNOWN)
         ),
     )
+
+
+def _share(text: str) -> Fraction | None:
+    try:
+        return parse_share(text) if text else None
+    except ValueError as error:
+        raise Usage(f"ULLAGE_SHARE: {error}") from error
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:

@@ -1,0 +1,191 @@
+"""This engine among the others of its user: its lease, from the worker's start to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from vllm.logger import init_logger
+
+from ullage.accounting.exact import limiting
+from ullage.accounting.leases import (
+    Lease,
+    Process,
+    Promise,
+    foreign_bytes,
+    promised_bytes,
+    refuse_if_promised,
+)
+from ullage.accounting.snapshot import Snapshot
+from ullage.devices import host
+from ullage.leases import LeaseFolder, default_folder, pids, this_process
+from ullage.units import MIB, gib
+from ullage.vllm_plugin import settings
+from ullage.vllm_plugin.decision import Decision
+from ullage.vllm_plugin.observe import Observer
+
+logger = init_logger("vllm.ullage.tenant")
+
+_NOTED_BYTES = 16 * MIB
+
+
+class Tenant:
+    """`enter` first; `decided` and `committed` as the start goes on; `leave` at any time.
+
+    One worker of an engine enters for all.  Where one has not, the other calls do nothing.
+    """
+
+    def __init__(self) -> None:
+        self._settings = settings.read(os.environ)
+        self._observer: Observer | None = None
+        self._folder = LeaseFolder(default_folder(os.environ))
+        self._me = this_process()
+        self._lease: Lease | None = None
+        self._seen: Sequence[Lease] = ()
+        self._source = ""
+        # When this engine entered: what was not ours, and who was.
+        self._foreign_bytes: int | None = None
+        self._seen_then: set[Process] = set()
+        self._key = ""
+
+    def enter(self, observer: Observer, utilization: float | None) -> None:
+        """Say what this engine will need.  Raises DoesNotFit where others were promised it.
+
+        `utilization`: the user's own fraction, which is a share as well.
+        """
+        self._observer = observer
+        observer.others = self._others
+        with self._folder.changing():
+            self._folder.clean()
+            taken = observer.take()
+            self._lease = self._new_lease(taken, utilization)
+            refuse_if_promised(self._share(utilization), self._lease.limit, self._seen)
+            self._write()
+        self._foreign_bytes = self._foreign(taken)
+        self._seen_then = {each.worker for each in self._seen}
+        if self._lease.share is None:
+            logger.info(
+                "ullage: this engine takes all that is left of %s. To have others beside it, start "
+                "each with its share, such as ULLAGE_SHARE=1/2.",
+                gib(self._lease.limit_bytes),
+            )
+
+    @contextmanager
+    def leaving_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+
+    def begin_measuring(self) -> None:
+        """Until `committed` or `leave`, no other engine warms up."""
+        if self._lease is not None:
+            self._folder.begin_measuring(self._say_who_is_waited_for)
+
+    def promise(self, taken: Snapshot, alike: str) -> Promise | None:
+        """What ULLAGE_SHARE promises.  `alike` is the same for starts that should be the same."""
+        if self._settings.share is None or self._lease is None or self._observer is None:
+            return None
+        self._key = f"{alike} in {self._lease.share} of {self._lease.limit_bytes}"
+        return Promise(
+            size_bytes=self._lease.promised_bytes,
+            file_bytes=self._observer.file_bytes(taken),
+            earlier_kv_bytes=self._folder.earlier_size_bytes(self._key),
+        )
+
+    def decided(self, decision: Decision, taken: Snapshot) -> None:
+        """Keep the size for equal starts, and say where others changed meanwhile."""
+        if self._lease is None:
+            return
+        if decision.budget.bound == "share":
+            with self._folder.changing():
+                self._folder.keep_size(self._key, decision.kv_bytes)
+        self._note_foreign(self._foreign(taken))
+
+    def committed(self) -> None:
+        with self._folder.changing():
+            self._write()
+        self._folder.end_measuring()
+
+    def leave(self) -> None:
+        """Nothing is promised any more."""
+        if self._lease is not None:
+            self._folder.remove(self._lease)
+            self._lease = None
+        self._folder.end_measuring()
+
+    def _share(self, utilization: float | None) -> Fraction | None:
+        if self._settings.share is not None or utilization is None:
+            return self._settings.share
+        return Fraction(str(utilization))
+
+    def _new_lease(self, taken: Snapshot, utilization: float | None) -> Lease:
+        identities = host.identities()
+        limit = limiting(taken.readings)
+        self._source = limit.source
+        limit_bytes = limit.total_bytes or 0
+        share = self._share(utilization)
+        if self._settings.share is None and share is not None:
+            promised = ceil(limit_bytes * share)  # as --gpu-memory-utilization means it
+        else:
+            promised = promised_bytes(limit_bytes, share)
+        return Lease(
+            worker=self._me,
+            frontend_pid=self._settings.frontend_pid or self._me.pid,
+            limit=identities.get(limit.source, limit.source),
+            limits=tuple(identities.values()),
+            limit_bytes=limit_bytes,
+            share=None if share is None else str(share),
+            promised_bytes=promised,
+            taken_bytes=0,
+        )
+
+    def _write(self) -> None:
+        """With nothing taken where that cannot be told: then all of the promise is still kept."""
+        if self._lease is not None:
+            taken_bytes = host.held_bytes(pids(self._lease)) or 0
+            self._folder.write(replace(self._lease, taken_bytes=taken_bytes))
+
+    def _others(self) -> Sequence[Lease]:
+        self._seen = [each for each in self._folder.read().living if each.worker != self._me]
+        return self._seen
+
+    def _foreign(self, taken: Snapshot) -> int | None:
+        """pre: `_others` was last asked for `taken`."""
+        identity = "" if self._lease is None else self._lease.limit
+        return foreign_bytes(taken, self._source, identity, self._seen)
+
+    def _note_foreign(self, now_bytes: int | None) -> None:
+        """What an engine held before it had a lease cannot be told from what others hold."""
+        if now_bytes is None or self._foreign_bytes is None:
+            return
+        if self._seen_then != {each.worker for each in self._seen}:
+            return
+        more_bytes = now_bytes - self._foreign_bytes
+        if abs(more_bytes) >= _NOTED_BYTES:
+            logger.info(
+                "ullage: processes that are not ours hold %s %s than when this start began.",
+                gib(abs(more_bytes)),
+                "more" if more_bytes > 0 else "less",
+            )
+
+    def _say_who_is_waited_for(self) -> None:
+        names = ", ".join(str(each.worker.pid) for each in self._others())
+        logger.info("ullage waits: another engine warms up (one of processes %s).", names)
+
+
+def alike(config: Any, own: settings.Settings, block_bytes: int) -> str:
+    """The same for starts of one VllmConfig that take the same memory beside the KV cache."""
+    model, scheduler = config.model_config, config.scheduler_config
+    parts = (
+        *(model.model, model.revision, model.dtype, model.quantization, model.enforce_eager),
+        *(model.max_model_len, scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+        *(block_bytes, own.margin_bytes, own.prompt_logprobs),
+    )
+    return " ".join(map(str, parts))
