@@ -26,6 +26,7 @@ with warnings.catch_warnings():  # of vLLM's own imports
     warnings.simplefilter("ignore")
     from ullage.vllm_plugin import cpu_worker, tenant
     from ullage.vllm_plugin.cpu_worker import UllageCPUWorker
+    from ullage.vllm_plugin.sleep import SleepingCPUWorker
 
 COMMON = 128 * MIB
 
@@ -174,8 +175,8 @@ class Steps(list[str]):
 @pytest.fixture
 def worker(monkeypatch) -> Any:
     for name in ("initialize_from_config", "shutdown"):
-        monkeypatch.setattr(cpu_worker.CPUWorker, name, lambda *_: None)
-    monkeypatch.setattr(cpu_worker.CPUWorker, "determine_available_memory", lambda _: 7)
+        monkeypatch.setattr(SleepingCPUWorker, name, lambda *_: None)
+    monkeypatch.setattr(SleepingCPUWorker, "determine_available_memory", lambda _: 7)
     monkeypatch.setattr(cpu_worker, "why_nothing_fits", lambda *_: "nothing fits")
     made = object.__new__(UllageCPUWorker)
     made._tenant = Steps()
@@ -190,7 +191,7 @@ def worker(monkeypatch) -> Any:
 
 @pytest.mark.parametrize(("rank", "steps"), [(0, ["enter"]), (1, [])])
 def test_the_first_rank_enters_for_all_of_an_engine(worker, monkeypatch, rank, steps):
-    monkeypatch.setattr(cpu_worker.CPUWorker, "init_device", lambda _: None)
+    monkeypatch.setattr(SleepingCPUWorker, "init_device", lambda _: None)
     worker.rank, worker._observer = rank, None
     worker._explicit_utilization = lambda: None
     worker.init_device()
