@@ -19,6 +19,8 @@ CASES: dict[str, dict[str, Any]] = {
     "explicit blocks": {"num_gpu_blocks_override": 16},
     "pooling": {"runner": "pooling"},
     "two ranks": {"tensor_parallel_size": 2},
+    "two stages": {"pipeline_parallel_size": 2},
+    "two engines": {"data_parallel_size": 2},
     "other worker": {"worker_cls": "vllm.v1.worker.gpu_worker.Worker"},
     "speculation": {
         "speculative_config": {
