@@ -113,8 +113,7 @@ def in_use_bytes(taken):
 
 observer = Observer()
 before = observer.take()
-with observer.usual_work():
-    sum(area[: 16 * MIB : 4096])
+observer.watch_usual_work(lambda: sum(area[: 16 * MIB : 4096]))
 after = observer.take()
 print(json.dumps({
     "source": after.binding_source,

@@ -19,6 +19,8 @@ CASES: dict[str, dict[str, Any]] = {
     "explicit blocks": {"num_gpu_blocks_override": 16},
     "pooling": {"runner": "pooling"},
     "two ranks": {"tensor_parallel_size": 2},
+    "two stages": {"pipeline_parallel_size": 2},
+    "two engines": {"data_parallel_size": 2},
     "other worker": {"worker_cls": "vllm.v1.worker.gpu_worker.Worker"},
     "speculation": {
         "speculative_config": {
@@ -68,6 +70,10 @@ def choose(model: str, arguments: dict[str, Any], kept: Kept) -> dict[str, Any]:
         config = EngineArgs(model, max_model_len=512, **arguments).create_engine_config()
     except Exception as error:  # noqa: BLE001 - what a user would see is the result here
         return {"worker": None, "warnings": list(kept.lines), "error": str(error)}
+    if config.parallel_config.data_parallel_size > 1:
+        # As the core of each of these engines does: it knows of itself only.
+        config.parallel_config.reconfigure_for_independent_dp_rank()
+        config.__post_init__()
     worker = config.parallel_config.worker_cls
     return {"worker": worker, "warnings": list(kept.lines), "error": None}
 

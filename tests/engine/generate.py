@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from ullage.devices import host
+
 PROMPTS = 6
 PROMPT_TOKENS = 300  # two whole blocks of 128 tokens that a later request can take from the cache
 OUTPUT_TOKENS = 48
@@ -25,6 +27,9 @@ def main() -> None:
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--utilization", type=float, default=0.15)
     parser.add_argument("--no-memory-flag", action="store_true", help="as a user starts it")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--pipeline-parallel", type=int, default=1)
+    parser.add_argument("--by-ray", action="store_true", help="workers are actors of a local Ray")
     parser.add_argument("--few-addresses", action="store_true", help="less than the memory")
     options = parser.parse_args()
     if options.few_addresses:
@@ -42,10 +47,18 @@ def main() -> None:
 def generate(options: argparse.Namespace) -> dict[str, object]:
     from vllm import LLM, SamplingParams
 
-    memory = {} if options.no_memory_flag else {"gpu_memory_utilization": options.utilization}
+    flags: dict[str, object] = {}
+    if not options.no_memory_flag:
+        flags["gpu_memory_utilization"] = options.utilization
+    if options.by_ray:
+        from ray_on_cpu import CpuRayExecutor
+
+        flags["distributed_executor_backend"] = CpuRayExecutor
     llm = LLM(
         options.model,
-        **memory,
+        **flags,
+        tensor_parallel_size=options.tensor_parallel,
+        pipeline_parallel_size=options.pipeline_parallel,
         max_model_len=1024,
         max_num_batched_tokens=1024,
         max_num_seqs=8,
@@ -64,6 +77,7 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
             outputs.append(list(output.outputs[0].token_ids))
             cached_tokens += output.num_cached_tokens or 0
     refusal = _refusal(llm, SamplingParams)
+    use_bytes = _use_bytes()
     llm.llm_engine.engine_core.shutdown()
     return {
         "outputs": outputs,
@@ -71,7 +85,14 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
         "worker": config.parallel_config.worker_cls,
         "blocks": config.cache_config.num_gpu_blocks,
         "refusal": refusal,
+        "use_bytes": use_bytes,
     }
+
+
+def _use_bytes() -> int:
+    """Anonymous and shared memory of this process and all below it."""
+    processes = host.read_processes(host.process_tree(os.getpid()))
+    return sum((each.anon_bytes or 0) + (each.shmem_bytes or 0) for each in processes)
 
 
 def _refusal(llm: object, sampling: type) -> str | None:

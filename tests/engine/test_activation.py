@@ -12,7 +12,7 @@ REASONS = {
     "explicit size": "--kv-cache-memory-bytes",
     "explicit blocks": "--num-gpu-blocks-override",
     "pooling": "pooling",
-    "two ranks": "--tensor-parallel-size",
+    "two engines": "--data-parallel-size",
     "speculation": "--speculative-config",
     "connector": "the KV connector SimpleCPUOffloadConnector",
     "offloading": "--kv-offloading-size",
@@ -20,7 +20,9 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("case", ["plain", "utilization", "connector to files"])
+@pytest.mark.parametrize(
+    "case", ["plain", "utilization", "connector to files", "two ranks", "two stages"]
+)
 def test_it_stands_in_and_says_nothing(case: str):
     answer = run("choose.py", ULLAGE="1")[case]
     assert (answer["worker"], answer["warnings"], answer["error"]) == (OUR_WORKER, [], None)

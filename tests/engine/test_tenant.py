@@ -26,6 +26,7 @@ with warnings.catch_warnings():  # of vLLM's own imports
     warnings.simplefilter("ignore")
     from ullage.vllm_plugin import cpu_worker, tenant
     from ullage.vllm_plugin.cpu_worker import UllageCPUWorker
+    from ullage.vllm_plugin.ranks import ALONE
     from ullage.vllm_plugin.sleep import SleepingCPUWorker
 
 COMMON = 128 * MIB
@@ -179,7 +180,7 @@ def worker(monkeypatch) -> Any:
     monkeypatch.setattr(SleepingCPUWorker, "determine_available_memory", lambda _: 7)
     monkeypatch.setattr(cpu_worker, "why_nothing_fits", lambda *_: "nothing fits")
     made = object.__new__(UllageCPUWorker)
-    made._tenant = Steps()
+    made._tenant, made._ranks = Steps(), ALONE
     made._capacity, made._settings = None, SimpleNamespace(strict=False)
     made._cache = SimpleNamespace(layout=SimpleNamespace(block_bytes=10))
     made._reserve = lambda: made._cache
@@ -192,7 +193,10 @@ def worker(monkeypatch) -> Any:
 @pytest.mark.parametrize(("rank", "steps"), [(0, ["enter"]), (1, [])])
 def test_the_first_rank_enters_for_all_of_an_engine(worker, monkeypatch, rank, steps):
     monkeypatch.setattr(SleepingCPUWorker, "init_device", lambda _: None)
-    worker.rank, worker._observer = rank, None
+    only_the_first = SimpleNamespace(
+        first=lambda work: work() if rank == 0 else None, gather=lambda work: (work(),)
+    )
+    monkeypatch.setattr(cpu_worker.ranks, "of_the_engine", lambda: only_the_first)
     worker._explicit_utilization = lambda: None
     worker.init_device()
     assert worker._tenant == steps
@@ -223,6 +227,6 @@ def test_a_start_that_is_left_to_stock_promises_nothing(worker):
     def unsupported() -> None:
         raise Unsupported("not this one")
 
-    worker._reserve = unsupported
+    worker._reserve, worker._cache = unsupported, None
     assert worker.determine_available_memory() == 7
     assert worker._tenant == ["leave"]

@@ -45,6 +45,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.scheduler_config = SimpleNamespace(max_num_seqs=self.requests)
         self.model_config = SimpleNamespace(max_logprobs=20)
+        self.parallel_config = SimpleNamespace(pipeline_parallel_size=1)
         self.input_batch = SimpleNamespace(
             tokens=torch.full((4, 4), 7), names=["a"], request_count=0
         )

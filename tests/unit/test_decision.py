@@ -23,6 +23,7 @@ from ullage.vllm_plugin.decision import (
     LEFT_OVER_BY_SHARE,
     LEFT_OVER_BY_UTILIZATION,
     Decision,
+    Part,
     decide,
     why_nothing_fits,
 )
@@ -97,16 +98,19 @@ def decided(
     at_start: int | None = None,
     promise: Promise | None = None,
 ) -> Decision:
-    return decide(
-        snapshot=taken,
-        worker_pid=WORKER,
+    part = Part(
+        pid=WORKER,
         layout=make_layout(taken.total_bytes),
         committed_bytes=committed,
         transient_bytes=transient,
+        heap=heap,
+    )
+    return decide(
+        snapshot=taken,
+        parts=[part],
         later_bytes=later,
         margin_bytes=margin,
         utilization=utilization,
-        heap=heap,
         limit_at_start_bytes=at_start,
         promise=promise,
     )

@@ -28,7 +28,13 @@ def config(**changes: Any) -> SimpleNamespace:
             runner_type="generate", is_encoder_decoder=False, is_multimodal_model=False
         ),
         parallel_config=SimpleNamespace(
-            world_size_across_dp=1,
+            world_size=1,
+            data_parallel_size=1,
+            nnodes=1,
+            distributed_executor_backend="mp",
+            use_ray=False,
+            prefill_context_parallel_size=1,
+            decode_context_parallel_size=1,
             worker_cls="vllm.v1.worker.cpu_worker.CPUWorker",
             _api_process_count=1,
         ),
@@ -67,7 +73,10 @@ def test_a_connector_without_memory_of_its_own_is_handled(name):
         ({"model_config": None}, "pooling or encoder-only"),
         ({"model_config__runner_type": "pooling"}, "pooling or encoder-only"),
         ({"model_config__is_encoder_decoder": True}, "encoder"),
-        ({"parallel_config__world_size_across_dp": 2}, "--tensor-parallel-size"),
+        ({"parallel_config__data_parallel_size": 2}, "--data-parallel-size"),
+        ({"parallel_config__nnodes": 2}, "--nnodes"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "--prefill-context-parallel-size"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
         ({"model_config__is_multimodal_model": True}, "--mm-processor-cache-gb"),
         ({"kv_transfer_config": connector("NixlConnector")}, "the KV connector NixlConnector"),
         ({"kv_transfer_config": connector("MultiConnector")}, "--kv-transfer-config"),
@@ -87,6 +96,24 @@ def test_each_reason_names_what_the_user_set(change, words):
     given = reason(config(**change))
     assert given is not None
     assert words in given
+
+
+@pytest.mark.parametrize("backend", ["external_launcher", "uni", object])
+def test_several_ranks_that_the_engine_does_not_start_itself_stay_stock_s(backend):
+    changes = {"parallel_config__distributed_executor_backend": backend}
+    given = reason(config(**changes, parallel_config__world_size=2))
+    assert given is not None
+    assert "--distributed-executor-backend" in given
+    assert reason(config(**changes)) is None
+
+
+def test_several_ranks_on_one_host_are_handled():
+    assert reason(config(parallel_config__world_size=4)) is None
+    by_ray = {
+        "parallel_config__distributed_executor_backend": "ray",
+        "parallel_config__use_ray": True,
+    }
+    assert reason(config(**by_ray, parallel_config__world_size=2)) is None
 
 
 @pytest.mark.parametrize("nodes", ["0-1", "0,2", "", None])

@@ -12,9 +12,15 @@ from ullage.vllm_plugin.versions import TABLE
 (RULES,) = TABLE
 
 
-def kept(vocabulary: int, max_num_seqs: int = 1) -> int:
+def kept(
+    vocabulary: int, max_num_seqs: int = 1, *, ranks: int = 1, grammar_cache_bytes: int = 0
+) -> int:
     return later_bytes(
-        RULES, vocabulary=vocabulary, max_num_seqs=max_num_seqs, grammar_cache_bytes=0
+        RULES,
+        vocabulary=vocabulary,
+        max_num_seqs=max_num_seqs,
+        grammar_cache_bytes=grammar_cache_bytes,
+        ranks=ranks,
     )
 
 
@@ -25,5 +31,8 @@ def test_masks_of_allowed_tokens_have_room_for_every_request_at_once(vocabulary,
 
 
 def test_grammars_have_all_that_they_may_keep():
-    with_grammars = later_bytes(RULES, vocabulary=KIB, max_num_seqs=1, grammar_cache_bytes=32 * MIB)
-    assert with_grammars == kept(KIB) + 32 * MIB
+    assert kept(KIB, grammar_cache_bytes=32 * MIB) == kept(KIB) + 32 * MIB
+
+
+def test_each_further_rank_has_masks_and_a_heap_and_the_other_processes_are_there_once():
+    assert kept(KIB, 8, ranks=3) - kept(KIB, 8) == 2 * (2 * 8 * KIB + 24 * MIB)

@@ -70,14 +70,19 @@ class Layout:
 
     def blocks_within(self, memory_bytes: int) -> int:
         """The most blocks, up to the capacity, whose physical bytes fit in `memory_bytes`."""
-        low, high = 0, self.capacity_blocks
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.physical_bytes_for(middle) <= memory_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return blocks_within((self,), memory_bytes)
+
+
+def blocks_within(layouts: Sequence[Layout], memory_bytes: int) -> int:
+    """The most blocks that every one of `layouts` can have, so that all of them together fit."""
+    low, high = 0, min(layout.capacity_blocks for layout in layouts)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(layout.physical_bytes_for(middle) for layout in layouts) <= memory_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def layout(

@@ -23,7 +23,7 @@ _MARK = "_ullage_wrapped"
 def activate() -> None:
     """Let the platform's configuration step choose our worker where a start can be handled."""
     settings.read(os.environ)  # raises where a value is none, before anything is loaded
-    if multiprocessing.parent_process() is None:
+    if not _is_started_by_the_engine():
         os.environ[settings.FRONTEND] = str(os.getpid())  # whatever an engine above us left there
     engine = versions.installed()
     rules = versions.rules_for(engine)
@@ -48,6 +48,13 @@ def fall_back(reason: str) -> None:
         logger.warning_once("ullage leaves this start to stock vLLM: %s.", reason)
 
 
+def _is_started_by_the_engine() -> bool:
+    """Ray's workers are no children of multiprocessing; vLLM gives them the engine's variables
+    before they load plugins (`RayWorkerProc.initialize_worker`), and Ray one of its own."""
+    in_ray = "RAY_RAYLET_PID" in os.environ and settings.FRONTEND in os.environ
+    return multiprocessing.parent_process() is not None or in_ray
+
+
 def _is_frontend() -> bool:
     return os.environ.get(settings.FRONTEND) == str(os.getpid())
 
@@ -55,16 +62,20 @@ def _is_frontend() -> bool:
 def _wrap_configuration(platform: Any, rules: versions.EngineRules) -> None:
     """Run after the platform's own step, which fills in the worker class.
 
-    vLLM runs that step again in the engine-core process: choosing twice changes nothing.
+    vLLM runs that step again, in the engine-core process as well, which may know less: an engine of
+    a data-parallel group takes itself for the only one there
+    (`reconfigure_for_independent_dp_rank`).  What was left to stock before stays so.
     """
     stock = platform.check_and_update_config.__func__
     if getattr(stock, _MARK, False):
         return
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        worker_before = vllm_config.parallel_config.worker_cls
         stock(cls, vllm_config)
         _name_unknown_switches()
-        choose_worker(vllm_config, rules)
+        if worker_before != rules.stock_worker:
+            choose_worker(vllm_config, rules)
 
     setattr(check_and_update_config, _MARK, True)
     platform.check_and_update_config = classmethod(check_and_update_config)

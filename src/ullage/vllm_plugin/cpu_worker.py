@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from vllm import envs
@@ -28,12 +28,13 @@ from ullage.vllm_plugin import (
     compiled,
     connectors,
     placement,
+    ranks,
     settings,
     tenant,
     versions,
     warm_up,
 )
-from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
+from ullage.vllm_plugin.decision import Decision, Part, decide, why_nothing_fits
 from ullage.vllm_plugin.later import later_bytes
 from ullage.vllm_plugin.observe import Observer
 from ullage.vllm_plugin.sleep import SleepingCPUWorker
@@ -84,6 +85,7 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._cache: KVCache | None = None
         self._capacity: Any = None
         self._rules = _rules()
+        self._ranks = ranks.ALONE
         self._observer = Observer()
         self._started_s = time.time()
         self._settings = settings.read(os.environ)
@@ -94,51 +96,64 @@ class UllageCPUWorker(SleepingCPUWorker):
 
     def init_device(self) -> None:
         super().init_device()
-        if self.rank == 0:
-            self._tenant.enter(self._observer, self._explicit_utilization())
+        self._ranks = ranks.of_the_engine()
+        self._observer = Observer(self._ranks)
+        utilization = self._explicit_utilization()
+        self._ranks.first(lambda: self._tenant.enter(self._observer, utilization))
 
     def determine_available_memory(self) -> int:
         """Bytes that make the engine plan exactly the blocks that fit."""
         try:
-            cache = self._reserve()
+            cache = self._ranks.together(self._reserve)
         except (MemoryRefused, Unsupported, Unreadable) as error:
+            self._release()
             if self._settings.strict:
                 raise
             self._tenant.leave()
-            logger.warning("ullage leaves this start to stock vLLM: %s", error)
+            if self._ranks.rank == 0:
+                logger.warning("ullage leaves this start to stock vLLM: %s", error)
             return int(super().determine_available_memory())
         with self._tenant.leaving_on_error():
-            self._tenant.begin_measuring()
-            if self._should_warm_up_model():
-                self.model_runner.warming_up_model()
-            with connectors.none_yet():
-                super().initialize_from_config(self._capacity)
-            decision = self._measure(cache)
-            if decision.blocks < _LEAST_BLOCKS:
-                raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
-        return decision.blocks * cache.layout.block_bytes
+            return self._ranks.together(lambda: self._sized(cache))
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Commit what the engine planned, and bind views of exactly that."""
         if self._cache is None:
             super().initialize_from_config(kv_cache_config)
             return
+        cache = self._cache
         with self._tenant.leaving_on_error():
-            self._commit(kv_cache_config, self._cache)
-            self._tenant.committed()
+            self._ranks.together(lambda: self._commit(kv_cache_config, cache))
+            self._ranks.first(self._tenant.committed)
 
     def shutdown(self) -> None:
         self._tenant.leave()
         super().shutdown()
 
+    def _sized(self, cache: KVCache) -> int:
+        self._ranks.first(self._tenant.begin_measuring)
+        if self._should_warm_up_model():
+            self.model_runner.warming_up_model()
+        with connectors.none_yet():
+            super().initialize_from_config(self._capacity)
+        decision = self._measure(cache)
+        if decision.blocks < _LEAST_BLOCKS:
+            block_bytes = sum(self._ranks.gather(lambda: cache.layout.block_bytes))
+            raise DoesNotFit(why_nothing_fits(decision, block_bytes))
+        return decision.blocks * cache.layout.block_bytes
+
     def _commit(self, kv_cache_config: Any, cache: KVCache) -> None:
+        """One rank after the other: two that look at once would both count the same free bytes."""
+        blocks = kv_cache_config.num_blocks
+        placement.check_planned(
+            self, self._rules, self._capacity, kv_cache_config, cache.layout.block_bytes
+        )
         self._adopt(kv_cache_config)
-        logger.info("ullage commits %d blocks.", kv_cache_config.num_blocks)
-        if cache.commit(kv_cache_config.num_blocks) != kv_cache_config.num_blocks:
-            raise Unsupported(
-                f"The engine plans {kv_cache_config.num_blocks} blocks, and there are addresses "
-                f"for {cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
-            )
+        logger.info("ullage commits %d blocks.", blocks)
+        with ExitStack() as undo:
+            undo.callback(cache.shrink, cache.committed_blocks)
+            self._ranks.in_turn(lambda: _grow(cache, blocks))
+            undo.pop_all()
         views = placement.bind_committed(
             self.model_runner,
             self._capacity,
@@ -160,54 +175,70 @@ class UllageCPUWorker(SleepingCPUWorker):
     def _reserve(self) -> KVCache:
         """Addresses for what the whole limit could hold, and memory for the null block."""
         warm_up.check_measurable()
-        total_bytes = self._observer.take().total_bytes
+        total_bytes = self._ranks.first(lambda: self._observer.take().total_bytes)
         memory = CpuMemory()
-        capacity = placement.capacity_config(self, self._rules, total_bytes)
+        capacity = placement.capacity_config(self, self._rules, total_bytes, self._ranks)
         layout = placement.layout_of(
             capacity, granularity_bytes=memory.capabilities.granularity_bytes
         )
         self._observer.check_addresses(layout.size_bytes)
-        self._cache = KVCache(memory, layout, available=self._observer.available_bytes)
+        self._cache = self._ranks.in_turn(
+            lambda: KVCache(memory, layout, available=self._observer.available_bytes)
+        )
         self._capacity = capacity
         return self._cache
+
+    def _release(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+        self._cache = None
 
     def _measure(self, cache: KVCache) -> Decision:
         # Nothing may address blocks that have no memory yet.
         self.model_runner.kv_cache_config.num_blocks = cache.committed_blocks
+        capacity_blocks = min(self._ranks.gather(lambda: cache.layout.capacity_blocks))
         sizes = warm_up.Sizes(
             max_model_len=self.model_config.max_model_len,
-            capacity_tokens=cache.layout.capacity_blocks * self.cache_config.block_size,
+            capacity_tokens=capacity_blocks * self.cache_config.block_size,
         )
         warmed = warm_up.run(
             self.model_runner,
             sizes=sizes,
             prompt_logprobs=self._settings.prompt_logprobs,
             available=lambda: self._available_in_use(sizes),
+            ranks=self._ranks,
         )
         compiled.write_out(self._started_s)
         self._watch_usual_work(sizes)
         logger.info("ullage warm-up: %s.", warmed.text())
-        return self._decide(cache, warmed.transient_bytes)
-
-    def _decide(self, cache: KVCache, transient_bytes: int) -> Decision:
-        taken = self._observer.take()
-        alike = tenant.alike(self.vllm_config, self._settings, cache.layout.block_bytes)
-        decision = decide(
-            snapshot=taken,
-            worker_pid=os.getpid(),
+        part = Part(
+            pid=os.getpid(),
             layout=cache.layout,
             committed_bytes=cache.physical_bytes,
-            transient_bytes=transient_bytes,
+            transient_bytes=warmed.transient_bytes,
+            heap=malloc.heap(),
+        )
+        parts = self._ranks.gather(lambda: part)
+        return self._ranks.first(lambda: self._decide(parts))
+
+    def _decide(self, parts: Sequence[Part]) -> Decision:
+        """For all ranks."""
+        taken = self._observer.take()
+        block_bytes = sum(part.layout.block_bytes for part in parts)
+        alike = tenant.alike(self.vllm_config, self._settings, block_bytes)
+        decision = decide(
+            snapshot=taken,
+            parts=parts,
             later_bytes=later_bytes(
                 self._rules,
                 vocabulary=self.model_config.get_vocab_size(),
                 max_num_seqs=self.scheduler_config.max_num_seqs,
                 grammar_cache_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * MIB,
+                ranks=len(parts),
             )
-            + connectors.copied_bytes(self.vllm_config, cache.layout),
+            + sum(connectors.copied_bytes(self.vllm_config, part.layout) for part in parts),
             margin_bytes=self._settings.margin_bytes,
             utilization=self._explicit_utilization(),
-            heap=malloc.heap(),
             limit_at_start_bytes=self._observer.limit_at_start_bytes,
             promise=self._tenant.promise(taken, alike),
         )
@@ -220,15 +251,14 @@ class UllageCPUWorker(SleepingCPUWorker):
         return decision
 
     def _watch_usual_work(self, sizes: warm_up.Sizes) -> None:
-        with self._observer.usual_work():
-            warm_up.usual_work(self.model_runner, sizes)
+        self._observer.watch_usual_work(lambda: warm_up.usual_work(self.model_runner, sizes))
 
     def _available_in_use(self, sizes: warm_up.Sizes) -> int:
         """With room for the file pages that the usual work uses, and not for all that is mapped."""
         self._watch_usual_work(sizes)
-        available = self._observer.take().available_bytes
-        mappable = self._observer.mappable_bytes()
-        return available if mappable is None else min(available, mappable)
+        available = self._ranks.first(lambda: self._observer.take().available_bytes)
+        mappable = self._ranks.gather(self._observer.mappable_bytes)
+        return min(available, *(size for size in mappable if size is not None))
 
     def _explicit_utilization(self) -> float | None:
         """The user's fraction; None where it is the engine's default, which nobody chose."""
@@ -244,3 +274,11 @@ class UllageCPUWorker(SleepingCPUWorker):
         self.cache_config.hash_block_size = kv_cache_config.hash_block_size
         self.cache_config.cache_hit_alignment_tokens = kv_cache_config.cache_hit_alignment_tokens
         self.model_runner.kv_cache_config.num_blocks = blocks
+
+
+def _grow(cache: KVCache, blocks: int) -> None:
+    if cache.commit(blocks) != blocks:
+        raise Unsupported(
+            f"The engine plans {blocks} blocks, and there are addresses for "
+            f"{cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
@@ -14,7 +14,7 @@ from ullage.accounting.snapshot import AVAILABLE_LINES, COUNTED, Snapshot
 from ullage.budget import Bound, Budget, Engine, budget
 from ullage.drivers.malloc import Heap
 from ullage.errors import Unreadable
-from ullage.kv.size import Layout
+from ullage.kv.size import Layout, blocks_within
 from ullage.units import ceil_div, gib
 
 KV_CACHE = "KV cache"
@@ -52,8 +52,21 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One rank's part of the engine: its process, the memory behind its KV cache now (which the
+    snapshot counts there), the peak of its largest step, and its C allocator's state."""
+
+    pid: int
+    layout: Layout
+    committed_bytes: int
+    transient_bytes: int
+    heap: Heap | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """`blocks` blocks take `kv_bytes` of memory; `ledger` is the state once they are committed."""
+    """`blocks` blocks in each rank take `kv_bytes` of memory in all; `ledger` is the state once
+    they are committed."""
 
     blocks: int
     kv_bytes: int
@@ -69,46 +82,45 @@ class Decision:
 def decide(
     *,
     snapshot: Snapshot,
-    worker_pid: int,
-    layout: Layout,
-    committed_bytes: int,
-    transient_bytes: int,
+    parts: Sequence[Part],
     later_bytes: int,
     margin_bytes: int | None,
     utilization: float | None,
-    heap: Heap | None = None,
     limit_at_start_bytes: int | None = None,
     promise: Promise | None = None,
 ) -> Decision:
-    """`committed_bytes`: memory behind the KV cache now; the snapshot counts it in the worker.
-    `heap`: the worker's.  `limit_at_start_bytes` None: this snapshot is the first."""
+    """`parts`: all ranks, which run their largest steps at once and have equally many blocks.
+    `limit_at_start_bytes` None: this snapshot is the first."""
     limit = _limit(snapshot, limit_at_start_bytes)
+    committed_bytes = sum(part.committed_bytes for part in parts)
     bounds = budget(
         total_bytes=limit.size_bytes,
         available_bytes=snapshot.available_bytes,
         engine=Engine(
             used_bytes=_own_bytes(snapshot) - committed_bytes,
             kv_bytes=committed_bytes,
-            transient_bytes=transient_bytes,
+            transient_bytes=sum(part.transient_bytes for part in parts),
             later_bytes=later_bytes,
         ),
         margin_bytes=margin_bytes,
         utilization=utilization,
         promise=promise,
     )
-    blocks = layout.blocks_within(bounds.kv_bytes)
-    kv_bytes = layout.physical_bytes_for(blocks)
+    blocks = blocks_within([part.layout for part in parts], bounds.kv_bytes)
     return Decision(
         blocks=blocks,
-        kv_bytes=kv_bytes,
+        kv_bytes=sum(part.layout.physical_bytes_for(blocks) for part in parts),
         limit=limit,
         budget=bounds,
-        ledger=_ledger(snapshot, bounds, worker_pid, committed_bytes, kv_bytes, heap),
+        ledger=_ledger(snapshot, bounds, parts, blocks),
     )
 
 
 def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
-    """What stands in the way of two blocks, and how much more would do."""
+    """What stands in the way of two blocks, and how much more would do.
+
+    `block_bytes`: of one block in all ranks together.
+    """
     kept_bytes = sum(line.size_bytes or 0 for line in decision.budget.deductions)
     missing_bytes = 2 * block_bytes - decision.budget.unclamped_bytes
     divided_bytes = max(1, promised_bytes(decision.limit_bytes, Fraction(1)))
@@ -148,40 +160,39 @@ def _own_bytes(snapshot: Snapshot) -> int:
     return binding.parts.anon_bytes + binding.parts.shmem_bytes
 
 
-def _ledger(
-    snapshot: Snapshot,
-    bounds: Budget,
-    worker_pid: int,
-    committed_bytes: int,
-    kv_bytes: int,
-    heap: Heap | None,
-) -> Ledger:
+def _ledger(snapshot: Snapshot, bounds: Budget, parts: Sequence[Part], blocks: int) -> Ledger:
     """The snapshot's lines, with what was available divided up among KV cache and deductions."""
-    kept = _kept_lines(snapshot, worker_pid, committed_bytes, heap)
-    deducted = sum(line.size_bytes or 0 for line in bounds.deductions)
-    left_bytes = snapshot.available_bytes + committed_bytes - kv_bytes - deducted
-    name = _LEFT_OVER[bounds.bound]
-    lines = [
-        *kept,
-        *bounds.deductions,
-        Line(name=KV_CACHE, size_bytes=kv_bytes, provenance="exact", source="layout"),
+    caches = [
+        Line(
+            name=KV_CACHE if len(parts) == 1 else f"{KV_CACHE} of rank {rank}",
+            size_bytes=part.layout.physical_bytes_for(blocks),
+            provenance="exact",
+            source="layout",
+        )
+        for rank, part in enumerate(parts)
     ]
+    lines = [*_kept_lines(snapshot, parts), *bounds.deductions, *caches]
+    taken_bytes = sum(line.size_bytes or 0 for line in (*bounds.deductions, *caches))
+    committed_bytes = sum(part.committed_bytes for part in parts)
+    left_bytes = snapshot.available_bytes + committed_bytes - taken_bytes
+    name = _LEFT_OVER[bounds.bound]
     if left_bytes >= 0:
         lines.append(Line(name=name, size_bytes=left_bytes, provenance="derived", source="budget"))
     return Ledger(total_bytes=snapshot.total_bytes, lines=tuple(lines))
 
 
-def _kept_lines(
-    snapshot: Snapshot, worker_pid: int, committed_bytes: int, heap: Heap | None
-) -> Iterator[Line]:
-    """What is not available, without the KV cache's memory, which has a line of its own."""
+def _kept_lines(snapshot: Snapshot, parts: Sequence[Part]) -> Iterator[Line]:
+    """What is not available, without the KV cache's memory, which has lines of its own."""
     for line in snapshot.ledger.lines:
-        if line.name.endswith(f"({worker_pid})"):
-            anon = next(each.anon_bytes for each in snapshot.processes if each.pid == worker_pid)
-            most_cached_bytes = max(0, (anon or 0) - committed_bytes)
-            yield from _worker_lines(_less(line, committed_bytes), heap, most_cached_bytes)
+        part = next((each for each in parts if line.name.endswith(f"({each.pid})")), None)
+        if part is not None:
+            anon = next(each.anon_bytes for each in snapshot.processes if each.pid == part.pid)
+            most_cached_bytes = max(0, (anon or 0) - part.committed_bytes)
+            yield from _worker_lines(
+                _less(line, part.committed_bytes), part.heap, most_cached_bytes
+            )
         elif line.name in COUNTED:
-            yield _less(line, committed_bytes)
+            yield _less(line, sum(each.committed_bytes for each in parts))
         elif line.name not in AVAILABLE_LINES:
             yield line
 

@@ -35,9 +35,29 @@ _CHECKS: Final[Sequence[Check]] = (
         lambda config: bool(config.model_config.is_multimodal_model),
     ),
     (
-        "several ranks share the host (--tensor-parallel-size, --pipeline-parallel-size, "
-        "--data-parallel-size above 1)",
-        lambda config: config.parallel_config.world_size_across_dp > 1,
+        "several engines serve one model (--data-parallel-size above 1)",
+        lambda config: config.parallel_config.data_parallel_size > 1,
+    ),
+    (
+        "ranks run on several nodes (--nnodes above 1)",
+        lambda config: config.parallel_config.nnodes > 1,
+    ),
+    (
+        "ranks are not started by the engine itself (--distributed-executor-backend other than mp "
+        "and ray)",
+        lambda config: (
+            config.parallel_config.world_size > 1
+            and config.parallel_config.distributed_executor_backend != "mp"
+            and not config.parallel_config.use_ray
+        ),
+    ),
+    (
+        "ranks share a request's context (--prefill-context-parallel-size, "
+        "--decode-context-parallel-size above 1)",
+        lambda config: (
+            config.parallel_config.prefill_context_parallel_size > 1
+            or config.parallel_config.decode_context_parallel_size > 1
+        ),
     ),
     (
         "several API servers start beside the engine (--api-server-count above 1)",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from ullage.units import MIB
 from ullage.vllm_plugin.versions import EngineRules
+
+# A worker's heap grows by some 20 MiB under load.  The margin has room for one worker's
+# (`budget.default_margin_bytes`).
+_HEAP_BYTES = 24 * MIB
 
 
 def later_bytes(
-    rules: EngineRules, *, vocabulary: int, max_num_seqs: int, grammar_cache_bytes: int
+    rules: EngineRules, *, vocabulary: int, max_num_seqs: int, grammar_cache_bytes: int, ranks: int
 ) -> int:
     """Bytes that are still to come, all of them at their most.
 
     `grammar_cache_bytes`: what the engine core may keep of compiled grammars.
     """
     # The first request with `allowed_token_ids` makes two masks of one byte a token, for all
-    # requests at once (v1/worker/gpu_input_batch.py).
-    mask_bytes = 2 * max_num_seqs * vocabulary
-    return rules.later_bytes + mask_bytes + grammar_cache_bytes
+    # requests at once, in each rank (v1/worker/gpu_input_batch.py).
+    mask_bytes = 2 * max_num_seqs * vocabulary * ranks
+    heap_bytes = (ranks - 1) * _HEAP_BYTES
+    return rules.later_bytes + mask_bytes + grammar_cache_bytes + heap_bytes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from ullage import leases
 from ullage.accounting.exact import WorkingSet, limiting, settle
@@ -17,45 +16,57 @@ from ullage.devices.bounds import ADDRESS_SPACE
 from ullage.errors import MemoryRefused, Unreadable
 from ullage.units import gib
 from ullage.vllm_plugin import settings
+from ullage.vllm_plugin.ranks import ALONE, Ranks
 
 
 class Observer:
-    """This engine's view of the host: the front end and every process below it are its own.
+    """This engine's view of the host: the front end, all ranks, and every process below them are
+    its own.
 
-    What its processes touch of their mapped files during `usual_work` is the working set that
+    What its processes touch of their mapped files during the usual work is the working set that
     every later reading keeps room for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._frontend_pid = settings.read(os.environ).frontend_pid or os.getpid()
+        self._rank_pids = ranks.gather(os.getpid)
         self._working_set: WorkingSet | None = None
         self._places: host.Places | None = None
         self.limit_at_start_bytes: int | None = None  # the least memory of all sources, first seen
         self.others: Callable[[], Sequence[Lease]] = tuple  # other engines of ours, as of now
 
-    @contextmanager
-    def usual_work(self) -> Iterator[None]:
-        """The engine does inside what it does while it serves.
+    def watch_usual_work(self, work: Callable[[], None]) -> None:
+        """Have all ranks do at once what they do while they serve; the first one watches all.
 
         Where the references of an own process cannot be reset, the working set stays unknown, and
         every mapped page counts as in use.
         """
+        forgotten = self._ranks.first(self._forget_references)
+        self._ranks.together(work)
+        if forgotten:
+            self._working_set = self._ranks.first(self._referenced) or self._working_set
+
+    def _forget_references(self) -> bool:
         try:
             host.forget_file_references(self._pids())
         except Unreadable:
-            yield
-            return
-        yield
+            return False
+        return True
+
+    def _referenced(self) -> WorkingSet | None:
+        """None where a process cannot be read."""
         referenced_bytes = host.referenced_file_bytes(self._pids())
         mapped = [
             size
             for process in [*self._processes(), *self._other_processes()]
             for size in (process.file_bytes, process.shmem_bytes)
         ]
-        if referenced_bytes is not None and None not in mapped:
-            self._working_set = WorkingSet(
-                mapped_bytes=sum(size or 0 for size in mapped), referenced_bytes=referenced_bytes
-            )
+        if referenced_bytes is None or None in mapped:
+            return None
+        return WorkingSet(
+            mapped_bytes=sum(size or 0 for size in mapped), referenced_bytes=referenced_bytes
+        )
 
     def take(self) -> Snapshot:
         """All readings and the own processes.  What others still need is not available."""
@@ -106,9 +117,13 @@ class Observer:
             )
 
     def _pids(self) -> Sequence[int]:
-        pids = host.process_tree(self._frontend_pid)
+        """A rank need not be a descendant of the front end."""
+        engine = host.process_tree(self._frontend_pid)
         # The variable may be inherited from an engine that has ended.
-        return pids if os.getpid() in pids else host.process_tree(os.getpid())
+        pids = list(engine) if os.getpid() in engine else []
+        for rank_pid in self._rank_pids:
+            pids += host.process_tree(rank_pid) if rank_pid not in pids else []
+        return pids
 
     def _other_processes(self) -> Sequence[ProcessReading]:
         """Their promises have room for the files that they use; here those are not foreign ones."""

@@ -16,14 +16,42 @@ from ullage.errors import Unsupported
 from ullage.kv.cache import KVCache
 from ullage.kv.size import Layout, Placement, Segment, layout
 from ullage.kv.tensor import flat
+from ullage.vllm_plugin.ranks import Ranks
 from ullage.vllm_plugin.versions import EngineRules
 
 
-def capacity_config(worker: Any, rules: EngineRules, memory_bytes: int) -> Any:
-    """vLLM's own plan for `memory_bytes`: the most that could ever fit, only addresses."""
+def capacity_config(worker: Any, rules: EngineRules, memory_bytes: int, ranks: Ranks) -> Any:
+    """vLLM's own plan for `memory_bytes`: the most that could ever fit, only addresses.
+
+    As `get_kv_cache_configs` makes it: the layers of all ranks are grouped together, and a rank of
+    a pipeline gets its own layers of each group.  Raises Unsupported where one has no layer.
+    """
     planner = importlib.import_module(rules.planner)
-    groups = planner.get_kv_cache_groups(worker.vllm_config, dict(worker.get_kv_cache_spec()))
+    own = dict(worker.get_kv_cache_spec())
+    all_ranks = ranks.gather(lambda: own)
+    if not all(all_ranks):
+        raise Unsupported("A pipeline stage has no KV cache, and such pipelines are not handled.")
+    every = {name: spec for specs in all_ranks for name, spec in specs.items()}
+    groups = planner._project_kv_cache_groups_to_worker(
+        planner.get_kv_cache_groups(worker.vllm_config, every), own
+    )
     return planner.get_kv_cache_config_from_groups(worker.vllm_config, groups, memory_bytes)
+
+
+def check_planned(
+    worker: Any, rules: EngineRules, capacity: Any, planned: Any, block_bytes: int
+) -> None:
+    """Raises Unsupported where the engine has not planned what `capacity` is for more blocks of."""
+    planner = importlib.import_module(rules.planner)
+    expected = planner.get_kv_cache_config_from_groups(
+        worker.vllm_config, capacity.kv_cache_groups, planned.num_blocks * block_bytes
+    )
+    if expected.kv_cache_tensors != planned.kv_cache_tensors:
+        raise Unsupported(
+            f"The engine plans {len(planned.kv_cache_tensors)} KV cache tensors for "
+            f"{planned.num_blocks} blocks otherwise than its worker did. Unset ULLAGE to start as "
+            "stock does."
+        )
 
 
 def layout_of(config: Any, *, granularity_bytes: int) -> Layout:

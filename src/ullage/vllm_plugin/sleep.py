@@ -8,6 +8,7 @@ they are in the host's memory already, which is where level 1 moves them.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from vllm.logger import init_logger
@@ -16,6 +17,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from ullage.errors import Usage
 from ullage.kv.cache import KVCache
 from ullage.units import gib
+from ullage.vllm_plugin.ranks import ALONE, Ranks
 
 logger = init_logger("vllm.ullage.worker")
 
@@ -24,6 +26,7 @@ class SleepingCPUWorker(CPUWorker):
     """`_cache` None: stock's cache serves, which cannot sleep."""
 
     _cache: KVCache | None = None
+    _ranks: Ranks = ALONE
 
     def sleep(self, level: int = 1) -> None:
         """Raises MemoryRefused; then the cache is awake, and its blocks may read as zeros."""
@@ -35,11 +38,16 @@ class SleepingCPUWorker(CPUWorker):
         logger.info("ullage gave back %s of KV cache.", gib(released_bytes))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Raises OverAvailable, MemoryRefused; then the cache is asleep as before."""
+        """One rank after the other, as memory is committed.  Raises OverAvailable, MemoryRefused on
+        all ranks; then every cache is asleep as before."""
         if self._cache is None:
             super().wake_up(tags)
         elif tags is None or "kv_cache" in tags:
-            self._cache.wake()
+            with ExitStack() as undo:
+                if self._cache.asleep:
+                    undo.callback(self._cache.sleep)
+                self._ranks.in_turn(self._cache.wake)
+                undo.pop_all()
             logger.info("ullage committed %s of KV cache again.", gib(self._cache.physical_bytes))
 
     def execute_model(self, scheduler_output: Any) -> Any:

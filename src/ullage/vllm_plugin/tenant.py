@@ -181,11 +181,15 @@ class Tenant:
 
 
 def alike(config: Any, own: settings.Settings, block_bytes: int) -> str:
-    """The same for starts of one VllmConfig that take the same memory beside the KV cache."""
+    """The same for starts of one VllmConfig that take the same memory beside the KV cache.
+
+    `block_bytes`: of one block in all ranks together.
+    """
     model, scheduler = config.model_config, config.scheduler_config
     parts = (
         *(model.model, model.revision, model.dtype, model.quantization, model.enforce_eager),
         *(model.max_model_len, scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
         *(block_bytes, own.margin_bytes, own.prompt_logprobs),
+        *(config.parallel_config.tensor_parallel_size, config.parallel_config.world_size),
     )
     return " ".join(map(str, parts))

@@ -21,7 +21,8 @@ import torch
 from ullage.drivers import malloc, procfs
 from ullage.errors import Unreadable
 from ullage.units import gib
-from ullage.vllm_plugin import compiled, trend
+from ullage.vllm_plugin import compiled, pipeline, trend
+from ullage.vllm_plugin.ranks import ALONE, Ranks
 
 _USUAL_TOKENS: Final = 64
 _LEAST_FORESEEN_TOKENS: Final = 512  # smaller steps take little
@@ -68,13 +69,19 @@ class Sizes:
 
 
 def run(
-    runner: Any, *, sizes: Sizes, prompt_logprobs: bool, available: Callable[[], int]
+    runner: Any,
+    *,
+    sizes: Sizes,
+    prompt_logprobs: bool,
+    available: Callable[[], int],
+    ranks: Ranks = ALONE,
 ) -> WarmUp:
     """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
 
     First a small one of each kind, unmeasured: it loads and compiles what stays, and a peak that
     came before that would lie hidden below it.  VmHWM is the kernel's own peak: no sampling, so
-    none between two samples is missed.  `available`: how many bytes could still be taken.
+    none between two samples is missed.  `available`: how many bytes could still be taken, by all
+    ranks together.
 
     Raises DoesNotFit where the largest step would not fit, before it runs; Unreadable where
     /proc/self cannot be read or reset.
@@ -82,14 +89,14 @@ def run(
     usual_work(runner, sizes)
     _touch(runner.input_batch)
     _settle_heap()
-    _foresee(runner, sizes, available)
+    _foresee(runner, sizes, available, ranks)
     _settle_heap()
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("largest prefill", lambda: _prefill(runner, sizes, prompt_logprobs)),
         ("longest decode", lambda: _decode(runner, sizes)),
     )
     with torch.inference_mode():
-        measured = tuple(_measured(name, step) for name, step in steps)
+        measured = tuple(_measured(name, step, ranks) for name, step in steps)
     return WarmUp(steps=measured, kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"))
 
 
@@ -103,27 +110,30 @@ def check_measurable() -> None:
     _known(procfs.peak_rss_bytes("self"), "VmHWM")
 
 
-def _foresee(runner: Any, sizes: Sizes, available: Callable[[], int]) -> None:
-    """Two steps of an eighth and a quarter of the largest one's tokens tell whether it fits."""
+def _foresee(runner: Any, sizes: Sizes, available: Callable[[], int], ranks: Ranks) -> None:
+    """Two steps of an eighth and a quarter of the largest one's tokens tell whether it fits.
+
+    All ranks come to the same end, from the same numbers.
+    """
     tokens = runner.max_num_tokens
     if tokens < _LEAST_FORESEEN_TOKENS:
         return
     with torch.inference_mode():
-        small, large = (_trial(runner, sizes, part) for part in (tokens // 8, tokens // 4))
+        small, large = (_trial(runner, sizes, part, ranks) for part in (tokens // 8, tokens // 4))
     trend.refuse_if_too_large(small, large, step_tokens=tokens, available_bytes=available())
 
 
-def _trial(runner: Any, sizes: Sizes, tokens: int) -> trend.Trial:
+def _trial(runner: Any, sizes: Sizes, tokens: int, ranks: Ranks) -> trend.Trial:
     before_bytes = _known(procfs.rss_bytes("self"), "VmRSS")
     context = min(tokens, sizes.max_model_len)
     step = _measured(
         f"prefill of {tokens}",
-        lambda: runner._dummy_run(tokens, force_attention=True, profile_seq_lens=context),
+        lambda: pipeline.step(runner, tokens, profile_seq_lens=context),
+        ranks,
     )
     _settle_heap()
-    return trend.Trial(
-        step_tokens=tokens, transient_bytes=max(0, step.peak_rss_bytes - before_bytes)
-    )
+    transient_bytes = ranks.gather(lambda: max(0, step.peak_rss_bytes - before_bytes))
+    return trend.Trial(step_tokens=tokens, transient_bytes=sum(transient_bytes))
 
 
 def _touch(input_batch: Any) -> None:
@@ -137,9 +147,10 @@ def _touch(input_batch: Any) -> None:
             value.copy_(value.clone())
 
 
-def _measured(name: str, step: Callable[[], None]) -> Step:
+def _measured(name: str, step: Callable[[], object], ranks: Ranks) -> Step:
     gc.collect()
-    check_measurable()
+    # Together, since one that cannot begin would leave the others waiting inside the step.
+    ranks.together(check_measurable)
     start_s = time.monotonic()
     step()
     elapsed_s = time.monotonic() - start_s
@@ -166,24 +177,22 @@ def _prefill(runner: Any, sizes: Sizes, prompt_logprobs: bool) -> None:
     requests = min(runner.scheduler_config.max_num_seqs, tokens)
     if tokens - min(requests - 1, tokens // 2) < sizes.max_model_len:
         # One long prefill beside as many decodes as can be.
-        hidden, last = runner._dummy_run(tokens, force_attention=True, create_mixed_batch=True)
+        hidden, last = pipeline.step(runner, tokens, create_mixed_batch=True)
     else:
         # A step holds more tokens than a request may have: longer contexts than the model's would
         # leave their rows of the block table, and more queries than context have no meaning.
         each = min(tokens // requests, sizes.max_model_len)
-        hidden, last = runner._dummy_run(
-            each * requests, force_attention=True, profile_seq_lens=sizes.max_model_len
-        )
+        hidden, last = pipeline.step(runner, each * requests, profile_seq_lens=sizes.max_model_len)
     _sample(runner, last, sizes)
-    if prompt_logprobs:
+    if prompt_logprobs and hidden is not None:
         _score_prompt(runner, hidden)
 
 
 def _decode(runner: Any, sizes: Sizes) -> None:
     requests = min(runner.scheduler_config.max_num_seqs, runner.max_num_tokens)
-    _, last = runner._dummy_run(
+    _, last = pipeline.step(
+        runner,
         requests,
-        force_attention=True,
         uniform_decode=True,
         profile_seq_lens=sizes.context_tokens(requests),
     )
@@ -191,6 +200,9 @@ def _decode(runner: Any, sizes: Sizes) -> None:
 
 
 def _sample(runner: Any, last_hidden_states: Any, sizes: Sizes) -> None:
+    """None: this stage of a pipeline samples nothing."""
+    if last_hidden_states is None:
+        return
     with _heaviest_sampling(runner, sizes.max_model_len):
         runner._dummy_sampler_run(last_hidden_states)
 
@@ -238,10 +250,8 @@ def usual_work(runner: Any, sizes: Sizes) -> None:
     context = min(_USUAL_TOKENS, sizes.max_model_len)
     tokens = min(_USUAL_TOKENS, runner.max_num_tokens, context * requests)
     with torch.inference_mode():
-        runner._dummy_run(tokens, force_attention=True, profile_seq_lens=context)
-        _, last = runner._dummy_run(
-            requests, force_attention=True, uniform_decode=True, profile_seq_lens=context
-        )
+        pipeline.step(runner, tokens, profile_seq_lens=context)
+        _, last = pipeline.step(runner, requests, uniform_decode=True, profile_seq_lens=context)
         _sample(runner, last, sizes)
 
 
