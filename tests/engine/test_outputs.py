@@ -50,10 +50,10 @@ def test_a_prompt_s_log_probabilities_are_refused_by_name_until_room_is_kept():
 
 def test_where_virtual_memory_is_refused_stock_s_cache_serves_and_one_line_says_why():
     refused = run(PROGRAM, "--few-addresses", ULLAGE="1")
-    assert "ullage leaves this start to stock vLLM: mmap of" in refused["log"]
+    assert "ullage leaves this start to stock vLLM: The KV cache needs" in refused["log"]
     assert refused["outputs"] == run(PROGRAM)["outputs"]
 
 
 def test_where_virtual_memory_is_refused_strict_ends_the_start_with_the_reason():
-    with pytest.raises(AssertionError, match="MemoryRefused: mmap of"):
+    with pytest.raises(AssertionError, match="MemoryRefused: The KV cache needs"):
         run(PROGRAM, "--few-addresses", ULLAGE="1", ULLAGE_STRICT="1")
