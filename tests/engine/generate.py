@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--utilization", type=float, default=0.15)
     parser.add_argument("--no-memory-flag", action="store_true", help="as a user starts it")
     parser.add_argument("--few-addresses", action="store_true", help="less than the memory")
+    parser.add_argument("--max-model-len", type=int, default=1024)
     options = parser.parse_args()
     if options.few_addresses:
         # Inherited by the engine's processes: room for all they map, not for a whole reservation.
@@ -46,7 +47,7 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
     llm = LLM(
         options.model,
         **memory,
-        max_model_len=1024,
+        max_model_len=options.max_model_len,
         max_num_batched_tokens=1024,
         max_num_seqs=8,
         enforce_eager=not options.compiled,

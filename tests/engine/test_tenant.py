@@ -24,8 +24,9 @@ from ullage.units import GIB, MIB
 
 with warnings.catch_warnings():  # of vLLM's own imports
     warnings.simplefilter("ignore")
-    from ullage.vllm_plugin import cpu_worker, tenant
+    from ullage.vllm_plugin import settings, tenant
     from ullage.vllm_plugin.cpu_worker import UllageCPUWorker
+    from ullage.vllm_plugin.recorder import Recorder
     from ullage.vllm_plugin.sleep import SleepingCPUWorker
 
 COMMON = 128 * MIB
@@ -177,11 +178,15 @@ def worker(monkeypatch) -> Any:
     for name in ("initialize_from_config", "shutdown"):
         monkeypatch.setattr(SleepingCPUWorker, name, lambda *_: None)
     monkeypatch.setattr(SleepingCPUWorker, "determine_available_memory", lambda _: 7)
-    monkeypatch.setattr(cpu_worker, "why_nothing_fits", lambda *_: "nothing fits")
+    monkeypatch.setenv("ULLAGE_RECEIPTS", "0")
     made = object.__new__(UllageCPUWorker)
     made._tenant = Steps()
+    made._recorder = Recorder(model="m", settings=settings.read({}), warn=print)
+    made._why_nothing_fits = lambda *_: "nothing fits"
     made._capacity, made._settings = None, SimpleNamespace(strict=False)
-    made._cache = SimpleNamespace(layout=SimpleNamespace(block_bytes=10))
+    made._cache = SimpleNamespace(
+        layout=SimpleNamespace(block_bytes=10), committed_blocks=5, physical_bytes=50
+    )
     made._reserve = lambda: made._cache
     made._should_warm_up_model = lambda: True
     made.model_runner = SimpleNamespace(warming_up_model=lambda: made._tenant.append("warm up"))
@@ -205,7 +210,7 @@ def measures(worker: Any, blocks: int) -> None:
 def test_no_other_engine_measures_from_before_the_warm_up_until_after_the_commit(worker):
     measures(worker, 5)
     assert worker.determine_available_memory() == 50
-    worker.initialize_from_config(None)
+    worker.initialize_from_config(SimpleNamespace(kv_cache_groups=()))
     worker.shutdown()
     assert worker._tenant == [
         "begin_measuring", "warm up", "measure", "commit", "committed", "leave",

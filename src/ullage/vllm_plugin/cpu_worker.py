@@ -33,9 +33,11 @@ from ullage.vllm_plugin import (
     versions,
     warm_up,
 )
+from ullage.vllm_plugin.before_weights import longest_request_blocks, refused_early
 from ullage.vllm_plugin.decision import Decision, decide, why_nothing_fits
 from ullage.vllm_plugin.later import later_bytes
 from ullage.vllm_plugin.observe import Observer
+from ullage.vllm_plugin.recorder import Recorder
 from ullage.vllm_plugin.sleep import SleepingCPUWorker
 from ullage.vmem.cpu import CpuMemory
 
@@ -91,14 +93,36 @@ class UllageCPUWorker(SleepingCPUWorker):
         malloc.map_large_blocks(_LARGE_BLOCK_BYTES)
         with _start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
+        self._recorder = Recorder(
+            model=self.model_config.model,
+            settings=self._settings,
+            warn=logger.warning,
+            rank=self.rank,
+        )
+        self._recorder.baseline(self._observer.take)
 
     def init_device(self) -> None:
         super().init_device()
         if self.rank == 0:
-            self._tenant.enter(self._observer, self._explicit_utilization())
+            with self._recorder.refusals():
+                self._tenant.enter(self._observer, self._explicit_utilization())
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Refuses, before the weights are read, what could not fit."""
+        self._recorder.lap("device and ranks")
+        self._recorder.flags(self.vllm_config)
+        early = refused_early(self, self._rules, self._settings.margin_bytes)
+        with self._recorder.refusals(), self._tenant.leaving_on_error(), early:
+            super().load_model(load_dummy_weights=load_dummy_weights)
+        self._recorder.lap("load")
 
     def determine_available_memory(self) -> int:
         """Bytes that make the engine plan exactly the blocks that fit."""
+        with self._recorder.refusals():
+            return self._sized()
+
+    def _sized(self) -> int:
+        self._recorder.lap("engine core asks for the layers")
         try:
             cache = self._reserve()
         except (MemoryRefused, Unsupported, Unreadable) as error:
@@ -106,16 +130,23 @@ class UllageCPUWorker(SleepingCPUWorker):
                 raise
             self._tenant.leave()
             logger.warning("ullage leaves this start to stock vLLM: %s", error)
+            self._recorder.finish("stock", str(error))
             return int(super().determine_available_memory())
+        self._recorder.lap("reserve")
         with self._tenant.leaving_on_error():
             self._tenant.begin_measuring()
+            self._recorder.lap("wait for other engines")
             if self._should_warm_up_model():
                 self.model_runner.warming_up_model()
+            self._recorder.lap("compile")
             with connectors.none_yet():
                 super().initialize_from_config(self._capacity)
+            self._recorder.lap("bind at capacity")
             decision = self._measure(cache)
+            self._recorder.lap("decision")
             if decision.blocks < _LEAST_BLOCKS:
-                raise DoesNotFit(why_nothing_fits(decision, cache.layout.block_bytes))
+                raise DoesNotFit(self._why_nothing_fits(decision, cache.layout.block_bytes))
+        self._recorder.finish("sized")
         return decision.blocks * cache.layout.block_bytes
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
@@ -123,9 +154,13 @@ class UllageCPUWorker(SleepingCPUWorker):
         if self._cache is None:
             super().initialize_from_config(kv_cache_config)
             return
-        with self._tenant.leaving_on_error():
+        self._recorder.lap("engine core plans the blocks")
+        with self._recorder.refusals(), self._tenant.leaving_on_error():
             self._commit(kv_cache_config, self._cache)
             self._tenant.committed()
+        self._recorder.lap("bind")
+        self._recorder.committed(kv_cache_config.kv_cache_groups, self._cache)
+        self._recorder.finish("started")
 
     def shutdown(self) -> None:
         self._tenant.leave()
@@ -139,6 +174,7 @@ class UllageCPUWorker(SleepingCPUWorker):
                 f"The engine plans {kv_cache_config.num_blocks} blocks, and there are addresses "
                 f"for {cache.layout.capacity_blocks}. Unset ULLAGE to start as stock does."
             )
+        self._recorder.lap("commit")
         views = placement.bind_committed(
             self.model_runner,
             self._capacity,
@@ -183,13 +219,16 @@ class UllageCPUWorker(SleepingCPUWorker):
             sizes=sizes,
             prompt_logprobs=self._settings.prompt_logprobs,
             available=lambda: self._available_in_use(sizes),
+            lap=self._recorder.lap,
         )
         compiled.write_out(self._started_s)
+        self._recorder.lap("compiled files written")
         self._watch_usual_work(sizes)
+        self._recorder.lap("usual work")
         logger.info("ullage warm-up: %s.", warmed.text())
-        return self._decide(cache, warmed.transient_bytes)
+        return self._decide(cache, warmed)
 
-    def _decide(self, cache: KVCache, transient_bytes: int) -> Decision:
+    def _decide(self, cache: KVCache, warmed: warm_up.WarmUp) -> Decision:
         taken = self._observer.take()
         alike = tenant.alike(self.vllm_config, self._settings, cache.layout.block_bytes)
         decision = decide(
@@ -197,7 +236,7 @@ class UllageCPUWorker(SleepingCPUWorker):
             worker_pid=os.getpid(),
             layout=cache.layout,
             committed_bytes=cache.physical_bytes,
-            transient_bytes=transient_bytes,
+            transient_bytes=warmed.transient_bytes,
             later_bytes=later_bytes(
                 self._rules,
                 vocabulary=self.model_config.get_vocab_size(),
@@ -217,7 +256,16 @@ class UllageCPUWorker(SleepingCPUWorker):
             "ullage: %d KV cache blocks fit.\n%s", decision.blocks, ledger_text(decision.ledger)
         )
         self._tenant.decided(decision, taken)
+        self._recorder.sized(taken=taken, decision=decision, warmed=warmed)
         return decision
+
+    def _why_nothing_fits(self, decision: Decision, block_bytes: int) -> str:
+        return why_nothing_fits(
+            decision,
+            block_bytes,
+            block_tokens=self.cache_config.block_size,
+            request_blocks=longest_request_blocks(self, self._rules, block_bytes),
+        )
 
     def _watch_usual_work(self, sizes: warm_up.Sizes) -> None:
         with self._observer.usual_work():

@@ -68,13 +68,19 @@ class Sizes:
 
 
 def run(
-    runner: Any, *, sizes: Sizes, prompt_logprobs: bool, available: Callable[[], int]
+    runner: Any,
+    *,
+    sizes: Sizes,
+    prompt_logprobs: bool,
+    available: Callable[[], int],
+    lap: Callable[[str], None],
 ) -> WarmUp:
     """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
 
     First a small one of each kind, unmeasured: it loads and compiles what stays, and a peak that
     came before that would lie hidden below it.  VmHWM is the kernel's own peak: no sampling, so
     none between two samples is missed.  `available`: how many bytes could still be taken.
+    `lap`: is told what the time until now went to.
 
     Raises DoesNotFit where the largest step would not fit, before it runs; Unreadable where
     /proc/self cannot be read or reset.
@@ -82,15 +88,20 @@ def run(
     usual_work(runner, sizes)
     _touch(runner.input_batch)
     _settle_heap()
+    lap("warm-up: small steps")
     _foresee(runner, sizes, available)
     _settle_heap()
+    lap("warm-up: foresight of the largest step")
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("largest prefill", lambda: _prefill(runner, sizes, prompt_logprobs)),
         ("longest decode", lambda: _decode(runner, sizes)),
     )
+    measured = []
     with torch.inference_mode():
-        measured = tuple(_measured(name, step) for name, step in steps)
-    return WarmUp(steps=measured, kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"))
+        for name, step in steps:
+            measured.append(_measured(name, step))
+            lap(f"warm-up: {name}")
+    return WarmUp(steps=tuple(measured), kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"))
 
 
 def check_measurable() -> None:
