@@ -20,6 +20,7 @@ from ullage.budget import MARGIN_FLOOR_BYTES
 from ullage.report.devices import DevicesReport
 from ullage.report.json import json_schema
 from ullage.report.leases import LeasesReport
+from ullage.report.receipt import Receipt, ReceiptsReport
 from ullage.units import MIB
 from ullage.vllm_plugin import settings
 
@@ -48,6 +49,15 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
         "`0`",
         "`1`: room is kept for requests with `prompt_logprobs`, which is max_num_batched_tokens x "
         "vocabulary x 4 bytes, several times over. `0`: such a request is refused by name.",
+    ),
+    "ULLAGE_EXPLAIN": (
+        "`0`",
+        "`1`: the end of the start prints its receipt to stderr: ledger, warm-up, and where the "
+        "time went. `ullage serve --explain` sets it.",
+    ),
+    "ULLAGE_RECEIPTS": (
+        "`ullage/receipts` in the user's state directory",
+        "The folder that keeps a receipt of each start, the newest hundred. `0`: none is kept.",
     ),
     "ULLAGE_RECORDINGS": (
         "unset",
@@ -126,6 +136,8 @@ def pages() -> dict[Path, str]:
         PAGES / "environment.md": environment_page(),
         SCHEMAS / "devices-1.schema.json": schema(DevicesReport),
         SCHEMAS / "leases-1.schema.json": schema(LeasesReport),
+        SCHEMAS / "receipt-1.schema.json": schema(Receipt),
+        SCHEMAS / "receipts-1.schema.json": schema(ReceiptsReport),
     }
 
 

@@ -8,7 +8,9 @@ The life of one number, bottom up; each imports only what stands above it:
     accounting      readings settled into what is available, with a ledger
     budget          what the KV cache may take, each deduction by name
     vmem, kv        memory behind addresses; a cache that grows at fixed ones
+    checkpoint      what a model's files say of its weights
     report          results as text, JSON and Markdown
+    receipts        what earlier starts told of themselves
     vllm_plugin     the worker that acts on it inside vLLM
     compare, cli    stock and ullage side by side; one command a file
 """

@@ -60,3 +60,8 @@ def parse_size(text: str) -> int:
 def gib(size_bytes: int, *, digits: int = 2) -> str:
     """`size_bytes` as text in GiB, the only unit that text uses: "1.50 GiB"."""
     return f"{size_bytes / GIB:.{digits}f} GiB"
+
+
+def gib_at_least(size_bytes: int) -> str:
+    """As `gib`, rounded up: for advice that must be enough."""
+    return f"{ceil_div(size_bytes * 100, GIB) / 100:.2f} GiB"

@@ -47,6 +47,7 @@ PROGRAM = """
     else:
         size = int(after("--kv-cache-memory-bytes") or 0)
         tempfile.mkdtemp(prefix="vllm_dist_")
+        print("its receipt goes to", os.environ["ULLAGE_RECEIPTS"])
         cache = bytearray(b"x") * size
         tokens = (size >> 20) + (1000 if os.environ.get("ULLAGE") else 0)
         print(f"CPU KV cache size: {tokens:,} tokens", flush=True)
@@ -119,6 +120,15 @@ def test_a_start_is_measured_from_log_client_and_group(trial: Trial) -> None:
     assert start.warm_file_bytes == 5
     assert (trial.output / "one" / "server.log").is_file()
     assert left_behind() == []
+
+
+def test_a_start_s_receipt_is_kept_beside_its_log_and_not_in_the_user_s_folder(
+    trial: Trial,
+) -> None:
+    directory = trial.output / "one"
+    run_start(trial, ULLAGE, directory, quiet)
+    log = (directory / "server.log").read_text()
+    assert f"its receipt goes to {directory / 'receipts'}\n" in log
 
 
 def test_sides_take_turns_and_only_ullage_is_switched_on(trial: Trial) -> None:

@@ -44,6 +44,7 @@ def environment(**added: str) -> dict[str, str]:
         **clean,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "ULLAGE_RECEIPTS": "0",  # none in the user's own folder
         "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
         **added,
     }

@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--pipeline-parallel", type=int, default=1)
     parser.add_argument("--by-ray", action="store_true", help="workers are actors of a local Ray")
     parser.add_argument("--few-addresses", action="store_true", help="less than the memory")
+    parser.add_argument("--max-model-len", type=int, default=1024)
     options = parser.parse_args()
     if options.few_addresses:
         # Inherited by the engine's processes: room for all they map, not for a whole reservation.
@@ -59,7 +60,7 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
         **flags,
         tensor_parallel_size=options.tensor_parallel,
         pipeline_parallel_size=options.pipeline_parallel,
-        max_model_len=1024,
+        max_model_len=options.max_model_len,
         max_num_batched_tokens=1024,
         max_num_seqs=8,
         enforce_eager=not options.compiled,

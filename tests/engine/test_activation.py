@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import jsonschema
 import pytest
 from engines import OUR_WORKER, STOCK_WORKER, run
+
+from ullage.report.json import json_schema
+from ullage.report.receipt import Receipt
 
 pytestmark = [pytest.mark.timeout(600)]
 pytest.importorskip("vllm", reason="needs vLLM")
@@ -41,6 +48,18 @@ def test_a_worker_class_that_somebody_named_stays():
     answer = run("choose.py", ULLAGE="1")["other worker"]
     assert answer["worker"] == "vllm.v1.worker.gpu_worker.Worker"
     assert "--worker-cls" in answer["warnings"][0]
+
+
+@pytest.mark.parametrize(("switch", "kind"), [({}, "stock"), ({"ULLAGE_STRICT": "1"}, "refused")])
+def test_a_start_that_is_left_to_stock_or_refused_has_one_receipt_with_the_reason(
+    tmp_path: Path, switch: dict[str, str], kind: str
+):
+    run("choose.py", "pooling", ULLAGE="1", ULLAGE_RECEIPTS=str(tmp_path), **switch)
+    (receipt,) = (json.loads(path.read_text()) for path in tmp_path.iterdir())
+    jsonschema.validate(receipt, json_schema(Receipt))
+    assert receipt["outcome"]["kind"] == kind
+    assert "pooling" in receipt["outcome"]["reason"]
+    assert receipt["flags"]["max_model_len"] == 512
 
 
 @pytest.mark.parametrize("case", REASONS)

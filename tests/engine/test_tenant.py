@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,10 @@ from ullage.units import GIB, MIB
 
 with warnings.catch_warnings():  # of vLLM's own imports
     warnings.simplefilter("ignore")
-    from ullage.vllm_plugin import cpu_worker, tenant
+    from ullage.vllm_plugin import ranks, settings, tenant
     from ullage.vllm_plugin.cpu_worker import UllageCPUWorker
     from ullage.vllm_plugin.ranks import ALONE
+    from ullage.vllm_plugin.recorder import Recorder
     from ullage.vllm_plugin.sleep import SleepingCPUWorker
 
 COMMON = 128 * MIB
@@ -178,11 +180,14 @@ def worker(monkeypatch) -> Any:
     for name in ("initialize_from_config", "shutdown"):
         monkeypatch.setattr(SleepingCPUWorker, name, lambda *_: None)
     monkeypatch.setattr(SleepingCPUWorker, "determine_available_memory", lambda _: 7)
-    monkeypatch.setattr(cpu_worker, "why_nothing_fits", lambda *_: "nothing fits")
+    monkeypatch.setenv("ULLAGE_RECEIPTS", "0")
     made = object.__new__(UllageCPUWorker)
     made._tenant, made._ranks = Steps(), ALONE
+    made._recorder = Recorder(model="m", settings=settings.read({}), warn=print)
     made._capacity, made._settings = None, SimpleNamespace(strict=False)
-    made._cache = SimpleNamespace(layout=SimpleNamespace(block_bytes=10))
+    made._cache = SimpleNamespace(
+        layout=SimpleNamespace(block_bytes=10), committed_blocks=5, physical_bytes=50
+    )
     made._reserve = lambda: made._cache
     made._should_warm_up_model = lambda: True
     made.model_runner = SimpleNamespace(warming_up_model=lambda: made._tenant.append("warm up"))
@@ -196,20 +201,24 @@ def test_the_first_rank_enters_for_all_of_an_engine(worker, monkeypatch, rank, s
     only_the_first = SimpleNamespace(
         first=lambda work: work() if rank == 0 else None, gather=lambda work: (work(),)
     )
-    monkeypatch.setattr(cpu_worker.ranks, "of_the_engine", lambda: only_the_first)
-    worker._explicit_utilization = lambda: None
+    monkeypatch.setattr(ranks, "of_the_engine", lambda: only_the_first)
+    worker.cache_config = SimpleNamespace(gpu_memory_utilization=0.5)
     worker.init_device()
     assert worker._tenant == steps
 
 
-def measures(worker: Any, blocks: int) -> None:
-    worker._measure = lambda _: worker._tenant.append("measure") or SimpleNamespace(blocks=blocks)
+def measures(worker: Any, answer: Callable[[], int]) -> None:
+    worker._fitting_blocks = lambda _: worker._tenant.append("measure") or answer()
+
+
+def nothing_fits() -> int:
+    raise DoesNotFit("nothing fits")
 
 
 def test_no_other_engine_measures_from_before_the_warm_up_until_after_the_commit(worker):
-    measures(worker, 5)
+    measures(worker, lambda: 5)
     assert worker.determine_available_memory() == 50
-    worker.initialize_from_config(None)
+    worker.initialize_from_config(SimpleNamespace(kv_cache_groups=()))
     worker.shutdown()
     assert worker._tenant == [
         "begin_measuring", "warm up", "measure", "commit", "committed", "leave",
@@ -217,7 +226,7 @@ def test_no_other_engine_measures_from_before_the_warm_up_until_after_the_commit
 
 
 def test_a_start_that_is_refused_leaves_no_lease(worker):
-    measures(worker, 1)
+    measures(worker, nothing_fits)
     with pytest.raises(DoesNotFit):
         worker.determine_available_memory()
     assert worker._tenant[-1] == "leave"

@@ -65,9 +65,16 @@ def plain_sampling() -> SamplingMetadata:
     return SamplingMetadata(**{**fields, "no_penalties": True})
 
 
-def warmed(runner: Runner, *, available: int = 1 << 40) -> warm_up.WarmUp:
-    sizes = warm_up.Sizes(max_model_len=MAX_MODEL_LEN, capacity_tokens=8 * 300)
-    return warm_up.run(runner, sizes=sizes, prompt_logprobs=False, available=lambda: available)
+def warmed(
+    runner: Runner, *, available: int = 1 << 40, laps: list[str] | None = None
+) -> warm_up.WarmUp:
+    return warm_up.run(
+        runner,
+        sizes=warm_up.Sizes(max_model_len=MAX_MODEL_LEN, capacity_tokens=8 * 300),
+        prompt_logprobs=False,
+        available=lambda: available,
+        lap=([] if laps is None else laps).append,
+    )
 
 
 def test_the_largest_prefill_and_the_longest_decode_run_with_attention():
@@ -79,6 +86,17 @@ def test_the_largest_prefill_and_the_longest_decode_run_with_attention():
     assert prefill == runner.max_num_tokens
     # Eight requests share addresses for 2400 tokens.
     assert (decode, how["uniform_decode"], how["profile_seq_lens"]) == (8, True, 300)
+
+
+def test_it_tells_what_its_time_went_to_step_by_step():
+    laps: list[str] = []
+    warmed(Runner(), laps=laps)
+    assert laps == [
+        "warm-up: small steps",
+        "warm-up: foresight of the largest step",
+        "warm-up: largest prefill",
+        "warm-up: longest decode",
+    ]
 
 
 def test_a_step_of_fewer_tokens_than_a_request_may_have_is_one_long_prefill_beside_decodes():

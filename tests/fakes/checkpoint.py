@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ullage.units import GIB
 
@@ -24,10 +27,24 @@ def write_model(directory: Path) -> Path:
     return directory
 
 
-def write_weights(path: Path, dtype: str, elements: int, size_bytes: int) -> None:
+def write_weights(path: Path, dtype: str, elements: int, size_bytes: int, name: str = "w") -> None:
     """A safetensors file of one tensor."""
-    tensor = {"dtype": dtype, "shape": [elements], "data_offsets": [0, size_bytes]}
-    header = json.dumps({"__metadata__": {"format": "pt"}, "w": tensor}).encode()
+    _write(path, {name: {"dtype": dtype, "shape": [elements], "data_offsets": [0, size_bytes]}})
+
+
+def write_hollow(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "BF16") -> None:
+    """A safetensors file of `shapes` with two bytes an element, all of them holes."""
+    tensors: dict[str, object] = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        tensors[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    _write(path, tensors)
+
+
+def _write(path: Path, tensors: Mapping[str, Any]) -> None:
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    ends = [tensor["data_offsets"][1] for tensor in tensors.values()]
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + size_bytes)
+        file.truncate(8 + len(header) + max(ends, default=0))

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 import ullage
+from fakes.engine import FakeEngine, run
 from ullage import cli
 from ullage.accounting.leases import Lease, Process
 from ullage.cli.serve import check_model, switched_on
@@ -23,17 +24,6 @@ from ullage.report.json import document
 from ullage.report.leases import LeasesReport, leases_text
 
 COMMANDS = sorted(command.callback.__name__ for command in cli.app.registered_commands)
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ullage", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "COLUMNS": "80", **environment},
-    )
 
 
 def test_version_is_the_package_s():
@@ -147,38 +137,6 @@ def test_a_fault_that_nobody_expected_keeps_its_traceback(monkeypatch: pytest.Mo
     monkeypatch.setattr(cli, "app", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main()
-
-
-class FakeEngine:
-    """A package named vllm whose entry points print what they were started with."""
-
-    ENTRY = "import os, sys\nprint(__spec__.name, *sys.argv[1:], os.environ['ULLAGE'], sep='|')\n"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        for name in ("vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server"):
-            path = folder / (name.replace(".", "/") + ".py")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.ENTRY)
-        for package in {p.parent for p in folder.rglob("*.py")} | {folder / "vllm/entrypoints"}:
-            (package / "__init__.py").write_text("")
-        (folder / "vllm" / "__init__.py").write_text("")
-
-    def add_distribution(self) -> None:
-        metadata = self.folder / "vllm-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n")
-
-    def add_plugin(self) -> None:
-        metadata = self.folder / "other-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-        group = "[vllm.general_plugins]\nullage = ullage.vllm_plugin:register\n"
-        (metadata / "entry_points.txt").write_text(group)
-
-    def serve(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        paths = [str(self.folder), str(Path(ullage.__file__).parents[1])]
-        return run("serve", *arguments, PYTHONPATH=os.pathsep.join(paths), **environment)
 
 
 ENGINE_ARGUMENTS = ["--dtype", "float32", "-O0", "--served-model-name", "a b", "--help"]

@@ -89,6 +89,7 @@ def test_no_side_sees_what_the_user_set_for_ullage_or_the_engine(
         assert not {"ULLAGE_MARGIN", "VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS"} & set(side)
     assert not [name for name in stock if name.startswith("ULLAGE")]
     assert ours["ULLAGE"] == "1"
+    assert ours["ULLAGE_RECEIPTS"].startswith(str(tmp_path))
     assert stock["HF_HUB_OFFLINE"] == "1"
     assert Path(stock["TMPDIR"]).is_dir()
 

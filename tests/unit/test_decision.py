@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -290,8 +291,8 @@ def test_an_own_process_that_cannot_be_read_never_loosens_the_fraction():
 def test_what_is_missing_for_the_least_cache_is_said_with_a_size_that_would_do():
     taken = take(container(2 * GIB, GIB), [process(WORKER, GIB)])
     decision = decided(taken, transient=3 * GIB)
-    text = why_nothing_fits(decision, GIB)
-    assert "4.00 GiB are missing for the least one of 2.00 GiB" in text
+    text = why_nothing_fits(decision, GIB, block_tokens=128, request_blocks=1)
+    assert "4.00 GiB are missing for the 2.00 GiB of one request" in text
     assert text.endswith("Raise the memory limit by 4.00 GiB or more.")
     roomier = take(container(6 * GIB, GIB), [process(WORKER, GIB)])
     assert decided(roomier, transient=3 * GIB).budget.kv_bytes == 2 * GIB
@@ -299,7 +300,22 @@ def test_what_is_missing_for_the_least_cache_is_said_with_a_size_that_would_do()
 
 def test_where_the_fraction_binds_the_way_out_is_the_fraction():
     decision = decided(take(container(8 * GIB, GIB), [process(WORKER, GIB)]), utilization=0.1)
-    assert "Raise --gpu-memory-utilization by" in why_nothing_fits(decision, GIB)
+    text = why_nothing_fits(decision, GIB, block_tokens=128, request_blocks=2)
+    assert re.search(
+        r"Raise --gpu-memory-utilization by 0\.40 or more, or by 0\.28 with --max-model-len 128\.$",
+        text,
+    ), text
+
+
+def test_what_would_do_for_the_longest_request_does_and_less_for_one_of_a_block():
+    decision = decided(take(container(4 * GIB, 3 * GIB), [process(WORKER, 3 * GIB)]), transient=GIB)
+    text = why_nothing_fits(decision, GIB, block_tokens=128, request_blocks=3)
+    assert text.endswith(
+        "Raise the memory limit by 4.00 GiB or more, or by 2.00 GiB with --max-model-len 128."
+    )
+    for more, blocks in ((4 * GIB, 3 + 1), (2 * GIB, 1 + 1)):
+        roomier = take(container(4 * GIB + more, 3 * GIB), [process(WORKER, 3 * GIB)])
+        assert decided(roomier, transient=GIB).budget.kv_bytes == blocks * GIB
 
 
 def test_a_fraction_is_one_of_the_limit_also_where_the_host_binds():
@@ -408,6 +424,7 @@ def test_an_earlier_size_is_given_again_to_the_block():
 def test_where_the_share_is_too_small_the_way_out_is_a_larger_one():
     taken = take(container(8 * GIB, GIB), [process(WORKER, GIB)])
     promise = Promise(size_bytes=2 * GIB, file_bytes=0, earlier_kv_bytes=None)
-    text = why_nothing_fits(decided(taken, transient=3 * GIB, promise=promise), GIB)
+    decision = decided(taken, transient=3 * GIB, promise=promise)
+    text = why_nothing_fits(decision, GIB, block_tokens=128, request_blocks=1)
     more = -(-100 * (4 * GIB + STEADY_BYTES) // (8 * GIB - 128 * MIB))
     assert text.endswith(f"Raise ULLAGE_SHARE by {more}% or more.")

@@ -21,6 +21,9 @@ UNIT = re.compile(
     r"(^|_)(bytes|kib|tokens|blocks|pages|ticks|bits|s|ms|hz|p?pid|id|index|port|code|fd)$"
 )
 COUNTS = {
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "elements",
     "completed",
     "starts",
     "max_model_len",

@@ -25,6 +25,7 @@ def test_without_variables_everything_is_off():
         ("ULLAGE", "enabled"),
         ("ULLAGE_STRICT", "strict"),
         ("ULLAGE_PROMPT_LOGPROBS", "prompt_logprobs"),
+        ("ULLAGE_EXPLAIN", "explain"),
     ],
 )
 def test_a_switch_is_on_at_1_off_at_0_and_when_empty(name, field):

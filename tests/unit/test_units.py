@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.units import GIB, KIB, MIB, align_down, align_up, ceil_div, gib, parse_size
+from ullage.units import (
+    GIB,
+    KIB,
+    MIB,
+    align_down,
+    align_up,
+    ceil_div,
+    gib,
+    gib_at_least,
+    parse_size,
+)
 
 SIZES = st.integers(min_value=0, max_value=1 << 50)
 ALIGNMENTS = st.integers(min_value=1, max_value=1 << 30)
@@ -61,3 +71,9 @@ def test_ceil_div_is_the_fewest_pieces_that_hold_it_all(dividend: int, divisor: 
 
 def test_text_is_in_gib_whatever_the_size():
     assert [gib(0), gib(3 * GIB // 2), gib(MIB, digits=4)] == ["0.00 GiB", "1.50 GiB", "0.0010 GiB"]
+
+
+@given(SIZES)
+def test_advice_is_enough_and_by_less_than_a_hundredth_more(size_bytes: int):
+    said_bytes = parse_size(gib_at_least(size_bytes))
+    assert size_bytes - 1 <= said_bytes < size_bytes + ceil_div(GIB, 100)

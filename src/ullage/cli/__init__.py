@@ -16,6 +16,7 @@ from ullage.cli.compare import compare
 from ullage.cli.demo import demo
 from ullage.cli.devices import devices
 from ullage.cli.leases import leases
+from ullage.cli.receipts import receipts
 from ullage.cli.serve import PASS_THROUGH, USAGE, serve
 from ullage.errors import FULL, UllageError, Unreadable
 
@@ -56,6 +57,7 @@ def ullage_command(
 app.command()(devices)
 app.command()(leases)
 app.command(context_settings=PASS_THROUGH, options_metavar=USAGE)(serve)
+app.command()(receipts)
 app.command()(compare)
 app.command()(demo)
 

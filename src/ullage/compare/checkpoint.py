@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ullage.compare.safetensors import loaded_bytes
+from ullage.checkpoint.safetensors import loaded_bytes, weight_files
 from ullage.errors import DoesNotFit, UnknownModel
 from ullage.units import MIB, align_up, gib
 
@@ -82,7 +82,7 @@ def read_checkpoint(path: Path, dtype: str) -> Checkpoint:
     try:
         config = _config(path)
         element_bytes = DTYPE_BYTES[dtype]
-        weights = sum(loaded_bytes(file, element_bytes) for file in _weight_files(path))
+        weights = sum(loaded_bytes(file, element_bytes) for file in weight_files(path))
     except OSError as error:
         raise UnknownModel(
             f"{path} cannot be read: {error.strerror}. Make the model readable for this user."
@@ -117,22 +117,6 @@ def _no_directory(path: Path) -> str:
         f"{path} is not a directory, and no hub is asked. Fetch the model first: "
         f"hf download {path} --local-dir {path.name}."
     )
-
-
-def _weight_files(path: Path) -> list[Path]:
-    """The files that the index names; without one, all of them."""
-    index = path / "model.safetensors.index.json"
-    try:
-        names = (
-            set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else None
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnknownModel(f"{index} is no index of weights. Copy the model again.") from error
-    files = [path / str(name) for name in names] if names else path.glob("*.safetensors")
-    found = sorted(files)
-    if not found:
-        raise UnknownModel(f"{path} has no *.safetensors file. Give a model in that format.")
-    return found
 
 
 def kv_token_bytes(config: Mapping[str, object], element_bytes: int) -> int | None:

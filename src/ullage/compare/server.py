@@ -19,6 +19,7 @@ from ullage.compare.container import Container
 from ullage.compare.engine import engine_command
 from ullage.compare.engine_log import error_line
 from ullage.errors import EngineFailed, Usage
+from ullage.receipts import SWITCH as RECEIPTS
 
 HOST: Final = "127.0.0.1"
 SERVED_NAME: Final = "demo"
@@ -83,6 +84,8 @@ def environment(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": cpus,
         **{name: str(path) for name, path in caches.items()},
+        # The user's own folder has room for a hundred.
+        **({RECEIPTS: str(scratch / "receipts")} if "ULLAGE" in side else {}),
         **side,
     }
 

@@ -26,6 +26,7 @@ from ullage.compare.server import (
     server_command,
 )
 from ullage.errors import EngineFailed
+from ullage.receipts import SWITCH as RECEIPTS
 from ullage.report.comparison import Side, SideName, Start
 from ullage.units import gib
 
@@ -148,7 +149,10 @@ def _serve_and_load(
 ) -> Start:
     settings = trial.settings
     base = inherited_environment()
-    env = environment(base, dict(side.variables), scratch, settings.cpus)
+    variables = dict(side.variables)
+    if side.name == ULLAGE.name:
+        variables[RECEIPTS] = str(directory / "receipts")
+    env = environment(base, variables, scratch, settings.cpus)
     log = directory / "server.log"
     port = settings.port or free_port()
     command = server_command(settings, side.flags, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 from typing import Any
@@ -13,6 +14,7 @@ from ullage.drivers import malloc
 from ullage.errors import Unsupported
 from ullage.vllm_plugin import core_tokenizer, prompt_logprobs, settings, versions
 from ullage.vllm_plugin.eligible import memory_nodes, reason_against
+from ullage.vllm_plugin.recorder import Recorder
 
 # vLLM configures loggers below its own name only.
 logger = init_logger("vllm.ullage")
@@ -102,4 +104,23 @@ def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
         os.environ[malloc.TUNABLES] = malloc.with_huge_pages(os.environ)
         prompt_logprobs.refuse(allowed=settings.read(os.environ).prompt_logprobs)
     else:
+        _leave(vllm_config, reason)
+
+
+def _leave(vllm_config: Any, reason: str) -> None:
+    """To stock, or refused where that is not allowed.  The front end's receipt says which: there is
+    no worker of ours that would write one."""
+    if not _is_frontend() or vllm_config.model_config is None:
         fall_back(reason)
+        return
+    recorder = _recorder(vllm_config.model_config.model, reason)
+    recorder.flags(vllm_config)
+    with recorder.refusals():
+        fall_back(reason)
+    recorder.finish("stock", reason)
+
+
+@functools.cache
+def _recorder(model: str, reason: str) -> Recorder:
+    """One for all configurations that a front end makes on its way to one engine."""
+    return Recorder(model=model, settings=settings.read(os.environ), warn=logger.warning)

@@ -15,12 +15,17 @@ from ullage.budget import Bound, Budget, Engine, budget
 from ullage.drivers.malloc import Heap
 from ullage.errors import Unreadable
 from ullage.kv.size import Layout, blocks_within
-from ullage.units import ceil_div, gib
+from ullage.units import ceil_div, gib, gib_at_least
 
 KV_CACHE = "KV cache"
 LEFT_OVER = "left over, less than is needed for one more block"
 LEFT_OVER_BY_UTILIZATION = "left over by --gpu-memory-utilization"
 LEFT_OVER_BY_SHARE = "left over by ULLAGE_SHARE, with room for what starts differ by"
+_OPTION: Final[Mapping[Bound, str]] = {
+    "available": "the memory limit",
+    "utilization": "--gpu-memory-utilization",
+    "share": "ULLAGE_SHARE",
+}
 _LEFT_OVER: Final[Mapping[Bound, str]] = {
     "available": LEFT_OVER,
     "utilization": LEFT_OVER_BY_UTILIZATION,
@@ -116,25 +121,41 @@ def decide(
     )
 
 
-def why_nothing_fits(decision: Decision, block_bytes: int) -> str:
-    """What stands in the way of two blocks, and how much more would do.
+def why_nothing_fits(
+    decision: Decision, block_bytes: int, *, block_tokens: int, request_blocks: int
+) -> str:
+    """What stands in the way of the longest request, and how much more would do; and how much for
+    one of a single block.
 
-    `block_bytes`: of one block in all ranks together.
+    `block_bytes`: of one block in all ranks together.  `request_blocks`: what the longest request
+    takes, without the null block.
     """
     kept_bytes = sum(line.size_bytes or 0 for line in decision.budget.deductions)
-    missing_bytes = 2 * block_bytes - decision.budget.unclamped_bytes
-    divided_bytes = max(1, promised_bytes(decision.limit_bytes, Fraction(1)))
-    fraction = missing_bytes / decision.limit_bytes
-    way_out = {
-        "available": f"Raise the memory limit by {gib(missing_bytes)}",
-        "utilization": f"Raise --gpu-memory-utilization by {fraction:.2f}",
-        "share": f"Raise ULLAGE_SHARE by {ceil_div(100 * missing_bytes, divided_bytes)}%",
-    }[decision.budget.bound]
+    least_bytes = (request_blocks + 1) * block_bytes
+    missing_bytes = least_bytes - decision.budget.unclamped_bytes
+    shorter_bytes = (request_blocks - 1) * block_bytes
+    shorter = (
+        f", or by {_more(decision, missing_bytes - shorter_bytes)} with --max-model-len "
+        f"{block_tokens}"
+        if request_blocks > 1
+        else ""
+    )
     return (
         f"No KV cache fits into {gib(decision.ledger.total_bytes)}: with {gib(kept_bytes)} kept "
-        f"free for peaks, {gib(missing_bytes)} are missing for the least one of "
-        f"{gib(2 * block_bytes)}. {way_out} or more."
+        f"free for peaks, {gib(missing_bytes)} are missing for the {gib(least_bytes)} of one "
+        f"request. Raise {_OPTION[decision.budget.bound]} by {_more(decision, missing_bytes)} or "
+        f"more{shorter}."
     )
+
+
+def _more(decision: Decision, missing_bytes: int) -> str:
+    """Rounded up, so that it is enough."""
+    if decision.budget.bound == "available":
+        return gib_at_least(missing_bytes)
+    if decision.budget.bound == "utilization":
+        return f"{ceil_div(100 * missing_bytes, decision.limit_bytes) / 100:.2f}"
+    divided_bytes = max(1, promised_bytes(decision.limit_bytes, Fraction(1)))
+    return f"{ceil_div(100 * missing_bytes, divided_bytes)}%"
 
 
 def _limit(snapshot: Snapshot, at_start_bytes: int | None) -> Limit:

@@ -25,6 +25,8 @@ KNOWN: Final = frozenset(
         "ULLAGE_MARGIN",
         "ULLAGE_SHARE",
         "ULLAGE_PROMPT_LOGPROBS",
+        "ULLAGE_EXPLAIN",
+        "ULLAGE_RECEIPTS",
         "ULLAGE_RECORDINGS",
         FRONTEND,
     }
@@ -38,7 +40,7 @@ class Settings:
 
     `margin_bytes` None: the default of `ullage.budget`.  `prompt_logprobs`: keep room for requests
     that ask for log probabilities of their prompt, instead of refusing them.  `share` None: the
-    memory limit is not divided.
+    memory limit is not divided.  `explain`: print the start's receipt to stderr at its end.
     """
 
     enabled: bool
@@ -46,6 +48,7 @@ class Settings:
     margin_bytes: int | None
     prompt_logprobs: bool
     share: Fraction | None
+    explain: bool
     frontend_pid: int | None
     unknown: tuple[str, ...]
 
@@ -64,6 +67,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         margin_bytes=margin_bytes,
         prompt_logprobs=_switch(environment, "ULLAGE_PROMPT_LOGPROBS"),
         share=_share(environment.get("ULLAGE_SHARE", "")),
+        explain=_switch(environment, "ULLAGE_EXPLAIN"),
         frontend_pid=int(frontend) if frontend.isdecimal() else None,
         unknown=tuple(
             sorted(name for name in environment if name.startswith("ULLAGE_") and name not in KNOWN)

@@ -21,6 +21,7 @@ class EngineRules:
 
     `stock_worker`: the worker class that ours extends and stands in for.
     `reading`: module and name of the function that the stock worker's start-up check asks.
+    `layers`: module and name of the function with which the loader makes a model without weights.
     `planner`: the module with vLLM's own `get_kv_cache_groups`, `get_kv_cache_config_from_groups`.
     `later_bytes`: what front end and engine core still take between the sizing of the KV cache and
     the first request: routes, scheduler, block pool.  The tokenizer is loaded before the sizing.
@@ -29,6 +30,7 @@ class EngineRules:
     versions: SpecifierSet
     stock_worker: str
     reading: tuple[str, str]
+    layers: tuple[str, str]
     planner: str
     later_bytes: int
 
@@ -40,6 +42,7 @@ TABLE: Final = (
         versions=SpecifierSet(">=0.32,<0.33"),
         stock_worker="vllm.v1.worker.cpu_worker.CPUWorker",
         reading=("vllm.v1.worker.cpu_worker", "get_memory_node_info"),
+        layers=("vllm.model_executor.model_loader.base_loader", "initialize_model"),
         planner="vllm.v1.core.kv_cache_utils",
         # Measured: 23 to 26 MiB in `vllm serve`, 5 to 8 MiB in the engine core.
         later_bytes=32 * MIB,

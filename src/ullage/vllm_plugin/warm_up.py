@@ -74,6 +74,7 @@ def run(
     sizes: Sizes,
     prompt_logprobs: bool,
     available: Callable[[], int],
+    lap: Callable[[str], None],
     ranks: Ranks = ALONE,
 ) -> WarmUp:
     """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
@@ -81,7 +82,7 @@ def run(
     First a small one of each kind, unmeasured: it loads and compiles what stays, and a peak that
     came before that would lie hidden below it.  VmHWM is the kernel's own peak: no sampling, so
     none between two samples is missed.  `available`: how many bytes could still be taken, by all
-    ranks together.
+    ranks together.  `lap`: is told what the time until now went to.
 
     Raises DoesNotFit where the largest step would not fit, before it runs; Unreadable where
     /proc/self cannot be read or reset.
@@ -89,15 +90,20 @@ def run(
     usual_work(runner, sizes)
     _touch(runner.input_batch)
     _settle_heap()
+    lap("warm-up: small steps")
     _foresee(runner, sizes, available, ranks)
     _settle_heap()
+    lap("warm-up: foresight of the largest step")
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("largest prefill", lambda: _prefill(runner, sizes, prompt_logprobs)),
         ("longest decode", lambda: _decode(runner, sizes)),
     )
+    measured = []
     with torch.inference_mode():
-        measured = tuple(_measured(name, step, ranks) for name, step in steps)
-    return WarmUp(steps=measured, kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"))
+        for name, step in steps:
+            measured.append(_measured(name, step, ranks))
+            lap(f"warm-up: {name}")
+    return WarmUp(steps=tuple(measured), kept_rss_bytes=_known(procfs.rss_bytes("self"), "VmRSS"))
 
 
 def check_measurable() -> None:

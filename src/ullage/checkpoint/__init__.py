@@ -1,0 +1,1 @@
+"""What a model's directory says of its weights: headers only, no tensor is read."""

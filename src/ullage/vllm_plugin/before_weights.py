@@ -1,0 +1,124 @@
+"""Between the layers and their weights: what a model will take, from vLLM itself.
+
+vLLM makes a model's layers first and fills them afterwards.  In between, the layers say what their
+weights take in the engine's own types, whatever the files' format, and what they keep of a request;
+and the memory of large ones has not been touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.logger import init_logger
+
+from ullage.accounting.ceiling import ceiling
+from ullage.accounting.exact import limiting
+from ullage.budget import default_margin_bytes
+from ullage.devices import host
+from ullage.devices.base import Reading
+from ullage.errors import Unreadable
+from ullage.units import align_down, ceil_div
+from ullage.vllm_plugin.early import Request, refuse_if_too_large
+from ullage.vllm_plugin.versions import EngineRules
+
+logger = init_logger("vllm.ullage.early")
+
+# A layer may describe its cache from weights that it does not have yet.
+_CANNOT_SAY_YET = (AssertionError, AttributeError, LookupError, NotImplementedError, ValueError)
+
+
+@contextmanager
+def refused_early(worker: Any, rules: EngineRules, margin_bytes: int | None) -> Iterator[None]:
+    """A model that is loaded inside, and could not fit, is refused before its weights are read.
+
+    Raises DoesNotFit.  What cannot be told refuses nothing.
+    """
+    readings = _readings()  # now: what the layers touch themselves counts once
+
+    def check(model: Any) -> None:
+        most = ceiling(readings)
+        if most is None:
+            return
+        refuse_if_too_large(
+            weights_bytes=weights_bytes(model),
+            margin_bytes=_margin_bytes(readings) if margin_bytes is None else margin_bytes,
+            request=longest_request(worker, rules),
+            most=most,
+        )
+
+    with _told_of_layers(rules, check):
+        yield
+
+
+def weights_bytes(model: Any) -> int:
+    """Memory of all parameters, each once; without those that get theirs while they are loaded
+    (on the device "meta")."""
+    storages = {
+        storage.data_ptr(): storage.nbytes()
+        for storage in (each.untyped_storage() for each in model.parameters() if not each.is_meta)
+    }
+    return sum(storages.values())
+
+
+def longest_request(worker: Any, rules: EngineRules) -> Request | None:
+    """By the engine's own rules.  None where max_model_len is left to it, or it cannot say yet."""
+    config = worker.vllm_config
+    if config.model_config.original_max_model_len == -1:
+        return None
+    planner = importlib.import_module(rules.planner)
+    try:
+        specs = dict(worker.get_kv_cache_spec())
+        kv_bytes = planner.max_memory_usage_bytes(config, specs.values())
+    except _CANNOT_SAY_YET as error:
+        logger.debug("ullage cannot say before the weights load what a request takes: %r", error)
+        return None
+
+    def longest_within(size_bytes: int) -> int:
+        tokens = planner.estimate_max_model_len(config, specs, size_bytes)
+        return align_down(tokens, config.cache_config.block_size)
+
+    return Request(
+        max_model_len=config.model_config.max_model_len,
+        kv_bytes=kv_bytes,
+        longest_within=longest_within,
+    )
+
+
+def longest_request_blocks(worker: Any, rules: EngineRules, block_bytes: int) -> int:
+    """Blocks that it keeps; 1, the least, where it is not known."""
+    request = longest_request(worker, rules)
+    return 1 if request is None else max(1, ceil_div(request.kv_bytes, block_bytes))
+
+
+def _readings() -> Sequence[Reading]:
+    try:
+        return host.read()
+    except Unreadable as error:
+        logger.debug("ullage cannot say before the weights load whether they fit: %s", error)
+        return ()
+
+
+def _margin_bytes(readings: Sequence[Reading]) -> int:
+    """As the budget takes it later, of the limit."""
+    return default_margin_bytes(limiting(readings).total_bytes or 0)
+
+
+@contextmanager
+def _told_of_layers(rules: EngineRules, check: Callable[[Any], None]) -> Iterator[None]:
+    """Have vLLM's loader call `check` with the model that it has made and not filled yet."""
+    module = importlib.import_module(rules.layers[0])
+    stock = getattr(module, rules.layers[1])
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        model = stock(*args, **kwargs)
+        check(model)
+        return model
+
+    setattr(module, rules.layers[1], made)
+    try:
+        yield
+    finally:
+        setattr(module, rules.layers[1], stock)
