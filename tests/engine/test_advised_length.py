@@ -133,6 +133,7 @@ def test_the_receipt_names_every_part_of_the_start_s_time(starts: Any):
         "load",
         "engine core asks for the layers",
         "reserve",
+        "wait for other engines",
         "compile",
         "bind at capacity",
         "warm-up: small steps",
