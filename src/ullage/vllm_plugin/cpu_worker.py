@@ -258,7 +258,7 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._watch_usual_work(sizes)
         available = self._ranks.first(lambda: self._observer.take().available_bytes)
         mappable = self._ranks.gather(self._observer.mappable_bytes)
-        return min(available, *(size for size in mappable if size is not None))
+        return min([available, *(size for size in mappable if size is not None)])
 
     def _explicit_utilization(self) -> float | None:
         """The user's fraction; None where it is the engine's default, which nobody chose."""
