@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engines import run
 
+from ullage.errors import OverAvailable
 from ullage.units import GIB, MIB
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -44,3 +48,24 @@ def test_awake_again_it_gives_the_same_outputs_and_remembers_no_prefix(told, wok
 def test_a_request_that_reaches_a_sleeping_cache_gets_an_error_and_the_process_lives(told):
     assert "The KV cache is asleep" in told["error"]
     assert "LLM.wake_up" in told["error"]
+
+
+def test_where_another_rank_cannot_wake_this_one_sleeps_again():
+    with warnings.catch_warnings():  # of vLLM's own imports
+        warnings.simplefilter("ignore")
+        from ullage.vllm_plugin.sleep import SleepingCPUWorker
+
+    steps: list[str] = []
+
+    def refused(work: Callable[[], None]) -> None:
+        work()
+        raise OverAvailable("on rank 1")
+
+    worker = object.__new__(SleepingCPUWorker)
+    worker._cache = SimpleNamespace(
+        asleep=True, wake=lambda: steps.append("wake"), sleep=lambda: steps.append("sleep")
+    )
+    worker._ranks = SimpleNamespace(in_turn=refused)
+    with pytest.raises(OverAvailable):
+        worker.wake_up()
+    assert steps == ["wake", "sleep"]
