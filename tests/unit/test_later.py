@@ -13,7 +13,12 @@ from ullage.vllm_plugin.versions import TABLE
 
 
 def kept(
-    vocabulary: int, max_num_seqs: int = 1, *, ranks: int = 1, grammar_cache_bytes: int = 0
+    vocabulary: int,
+    max_num_seqs: int = 1,
+    *,
+    ranks: int = 1,
+    grammar_cache_bytes: int = 0,
+    spreading_heaps: int = 0,
 ) -> int:
     return later_bytes(
         RULES,
@@ -21,6 +26,7 @@ def kept(
         max_num_seqs=max_num_seqs,
         grammar_cache_bytes=grammar_cache_bytes,
         ranks=ranks,
+        spreading_heaps=spreading_heaps,
     )
 
 
@@ -36,3 +42,7 @@ def test_grammars_have_all_that_they_may_keep():
 
 def test_each_further_rank_has_masks_and_a_heap_and_the_other_processes_are_there_once():
     assert kept(KIB, 8, ranks=3) - kept(KIB, 8) == 2 * (2 * 8 * KIB + 24 * MIB)
+
+
+def test_each_heap_that_spreads_large_blocks_has_room_for_that():
+    assert kept(KIB, ranks=2, spreading_heaps=2) - kept(KIB, ranks=2) == 2 * 64 * MIB

@@ -14,8 +14,20 @@ def advised_page_bytes(*, root: Path = Path("/")) -> int | None:
     `enabled` reads "always [madvise] never", the brackets round the one in force.
     """
     try:
-        enabled = (root / _FOLDER / "enabled").read_text()
+        enabled = _enabled(root)
         size_bytes = int((root / _FOLDER / "hpage_pmd_size").read_text())
     except (OSError, ValueError):
         return None
     return None if "[never]" in enabled else size_bytes
+
+
+def is_always(*, root: Path = Path("/")) -> bool:
+    """Does the kernel give huge pages where nobody asks for them?"""
+    try:
+        return "[always]" in _enabled(root)
+    except OSError:
+        return False
+
+
+def _enabled(root: Path) -> str:
+    return (root / _FOLDER / "enabled").read_text()

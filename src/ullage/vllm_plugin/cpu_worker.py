@@ -64,7 +64,7 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._started_s = time.time()
         self._settings = settings.read(os.environ)
         self._tenant = tenant.Tenant()
-        malloc.map_large_blocks(_LARGE_BLOCK_BYTES)
+        self._heap_spreads = not malloc.map_large_blocks(_LARGE_BLOCK_BYTES)
         with start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
         self._recorder = Recorder(
@@ -158,6 +158,7 @@ class UllageCPUWorker(SleepingCPUWorker):
             observer=self._observer,
             tenant=self._tenant,
             recorder=self._recorder,
+            heap_spreads=self._heap_spreads,
         )
         return sizing.blocks(started_s=self._started_s)
 

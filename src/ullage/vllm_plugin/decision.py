@@ -59,13 +59,17 @@ class Limit:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """One rank's part of the engine: its process, the memory behind its KV cache now (which the
-    snapshot counts there), the peak of its largest step, and its C allocator's state."""
+    snapshot counts there), the peak of its largest step, and its C allocator's state.
+
+    `heap_spreads`: large blocks are part of its C heap, which keeps and spreads them.
+    """
 
     pid: int
     layout: Layout
     committed_bytes: int
     transient_bytes: int
     heap: Heap | None = None
+    heap_spreads: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

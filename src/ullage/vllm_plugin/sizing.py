@@ -34,7 +34,10 @@ _LEAST_BLOCKS: Final = 2  # the null block, and one for tokens
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizing:
-    """What one start is sized with.  `worker` is vLLM's, with its runner and its configuration."""
+    """What one start is sized with.  `worker` is vLLM's, with its runner and its configuration.
+
+    `heap_spreads`: large blocks are part of the C heap, which keeps and spreads them.
+    """
 
     worker: Any
     cache: KVCache
@@ -44,6 +47,7 @@ class Sizing:
     observer: Observer
     tenant: Tenant
     recorder: Recorder
+    heap_spreads: bool
 
     def blocks(self, *, started_s: float) -> int:
         """Blocks that fit, the same in all ranks.  `started_s`: Unix time at which it began.
@@ -82,6 +86,7 @@ class Sizing:
             committed_bytes=self.cache.physical_bytes,
             transient_bytes=warmed.transient_bytes,
             heap=malloc.heap(),
+            heap_spreads=self.heap_spreads,
         )
         parts = self.ranks.gather(lambda: part)
         return self.ranks.first(lambda: self._decide(parts, warmed))
@@ -100,6 +105,7 @@ class Sizing:
                 max_num_seqs=self.worker.scheduler_config.max_num_seqs,
                 grammar_cache_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * MIB,
                 ranks=len(parts),
+                spreading_heaps=sum(part.heap_spreads for part in parts),
             )
             + sum(connectors.copied_bytes(self.worker.vllm_config, part.layout) for part in parts),
             margin_bytes=self.settings.margin_bytes,
