@@ -168,7 +168,7 @@ def test_a_share_is_a_fraction_a_decimal_or_a_percentage(text, share):
     assert parse_share(text) == share
 
 
-@pytest.mark.parametrize("text", ["", "0", "4/3", "half", "1/0", "-1/2", "120%", "nan"])
+@pytest.mark.parametrize("text", ["", "0", "4/3", "half", "1/0", "-1/2", "120%", "nan", "1/3%"])
 def test_what_is_no_share_is_refused_with_what_would_be_one(text):
     with pytest.raises(ValueError, match=r"Write it like 1/3, 0\.33 or 33%"):
         parse_share(text)
@@ -233,3 +233,8 @@ def test_what_is_neither_ours_nor_another_engine_s_is_foreign():
     assert foreign_bytes(taken, SOURCE, GROUP, others) == 224 * MIB
     unknown = replace(taken, processes=(replace(own, anon_bytes=None),))
     assert foreign_bytes(unknown, SOURCE, GROUP, others) is None
+
+
+def test_what_others_hold_is_unknown_where_the_limit_is_none_of_the_sources():
+    taken = snapshot(readings=[group(8 * GIB, GIB)], processes=[], taken_at_s=0.0)
+    assert foreign_bytes(taken, "cgroup2:/gone", GROUP, []) is None

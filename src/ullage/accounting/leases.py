@@ -101,7 +101,7 @@ def parse_share(text: str) -> Fraction:
         share = Fraction(number) / (100 if percent else 1)
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
-    if not 0 < share <= 1:
+    if not 0 < share <= 1 or (percent and "/" in number):  # "1/3%" may mean a third, or 1/300
         raise ValueError(f"'{text}' is not a share. Write it like 1/3, 0.33 or 33%.")
     return share
 
@@ -146,9 +146,10 @@ def needed_by_source(others: Sequence[Lease], identities: Mapping[str, str]) -> 
 def foreign_bytes(
     snapshot: Snapshot, source: str, identity: str, others: Sequence[Lease]
 ) -> int | None:
-    """Anonymous memory and shmem in `source` that no engine of ours holds; None where unknown."""
-    parts = next(each.parts for each in snapshot.readings if each.source == source)
-    if parts.anon_bytes is None or parts.shmem_bytes is None:
+    """Anonymous memory and shmem in `source` that no engine of ours holds; None where unknown, as
+    after the engine was moved to another cgroup."""
+    parts = next((each.parts for each in snapshot.readings if each.source == source), None)
+    if parts is None or parts.anon_bytes is None or parts.shmem_bytes is None:
         return None
     ours_bytes = sum(lease.taken_bytes for lease in others if identity in lease.limits)
     for process in snapshot.processes:
