@@ -59,6 +59,11 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
         "`ullage/receipts` in the user's state directory",
         "The folder that keeps a receipt of each start, the newest hundred. `0`: none is kept.",
     ),
+    "XDG_RUNTIME_DIR": (
+        "unset",
+        "The leases are in `ullage` below it; unset, missing or below `/run/user`: in "
+        "`/tmp/ullage-UID`. The same for every engine of a user.",
+    ),
     "ULLAGE_RECORDINGS": (
         "unset",
         "For tests only: the folder with what real machines said. Without it, "
@@ -115,7 +120,7 @@ def environment_page() -> str:
     rows = [
         f"| `{name}` | {default} | {text} |"
         for name, (default, text) in VARIABLES.items()
-        if name in settings.KNOWN
+        if name in settings.KNOWN or not name.startswith("ULLAGE")
     ]
     return (
         f"# Environment variables\n\n{GENERATED}\n| variable | default | what it does |\n"

@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ from ullage.drivers import procfs
 from ullage.errors import EngineFailed, Unreadable
 
 CHANGED_WITHIN_S: Final = 20.0
-MEASURED_WITHIN_S: Final = 400.0  # vLLM gives a start 600 s (VLLM_ENGINE_READY_TIMEOUT_S)
+MEASURED_WITHIN_S: Final = 400.0  # one engine; vLLM gives it 600 s (VLLM_ENGINE_READY_TIMEOUT_S)
+_LOOK_EVERY_S: Final = 0.1
 _SIZES_KEPT: Final = 100
 
 
@@ -79,11 +81,10 @@ class LeaseFolder:
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise _unusable(folder, "is open to other users")
         # systemd-tmpfiles leaves a locked folder alone, however old its files are (tmpfiles.d(5)).
-        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        self._measuring = filelock.FileLock(
-            folder / "measuring.lock", mode=0o600, thread_local=False
-        )
+        with self._usable("cannot be locked"):
+            self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        self._measuring: int | None = None  # the descriptor that holds the lock
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -93,30 +94,37 @@ class LeaseFolder:
             lock.acquire()
         except filelock.Timeout as error:
             raise _unusable(self._folder, f"stays locked for {CHANGED_WITHIN_S:.0f} s") from error
+        except OSError as error:
+            raise _unusable(self._folder, f"cannot be locked: {error.strerror}") from error
         try:
             yield
         finally:
             lock.release()
 
-    def begin_measuring(self, waits: Callable[[], None]) -> None:
-        """One engine at a time, until `end_measuring` or its end.  `waits` is told before waiting.
+    def begin_measuring(self, limit: str, waits: Callable[[], None]) -> None:
+        """One engine of `limit` at a time, until `end_measuring` or its end.  `waits` is told
+        before waiting.
 
-        Raises EngineFailed where another one takes too long.
+        Raises EngineFailed where one other engine takes too long.
         """
-        with contextlib.suppress(filelock.Timeout):
-            self._measuring.acquire(timeout=0)
-            return
-        waits()
-        try:
-            self._measuring.acquire(timeout=MEASURED_WITHIN_S)
-        except filelock.Timeout as error:
-            raise EngineFailed(
-                f"Another engine has been warming up for {MEASURED_WITHIN_S:.0f} s, and this one "
-                "cannot measure beside it. See `ullage leases`, and end it or start this one later."
-            ) from error
+        self.end_measuring()
+        path = self._folder / f"measuring-{limit.replace('/', '_')}.lock"
+        with self._usable("cannot be locked"), contextlib.ExitStack() as undo:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, descriptor)
+            if not _is_locked_now(descriptor):
+                waits()
+                _wait_in_turn(descriptor)
+            os.pwrite(descriptor, f"{os.getpid():10} {time.monotonic_ns():20}".encode(), 0)
+            undo.pop_all()
+        self._measuring = descriptor
 
     def end_measuring(self) -> None:
-        self._measuring.release(force=True)
+        if self._measuring is not None:
+            # By name: a child that was forked meanwhile has the same lock.
+            fcntl.flock(self._measuring, fcntl.LOCK_UN)
+            os.close(self._measuring)
+            self._measuring = None
 
     def read(self) -> Found:
         """Every lease, judged now."""
@@ -137,16 +145,21 @@ class LeaseFolder:
         self._replace(_name(lease), lease)
 
     def remove(self, lease: Lease) -> None:
-        (self._folder / _name(lease)).unlink(missing_ok=True)
+        with self._usable("cannot be written"):
+            (self._folder / _name(lease)).unlink(missing_ok=True)
 
     def clean(self) -> Found:
         """Remove what ended engines left, and say what was found.  pre: inside `changing`."""
         found = self.read()
         for lease in found.dead:
             self.remove(lease)
+        damaged = list(found.damaged)
         for unfinished in self._folder.glob("*.new"):  # its writer would hold the lock
-            unfinished.unlink(missing_ok=True)
-        return found
+            try:
+                unfinished.unlink(missing_ok=True)
+            except OSError:
+                damaged.append(str(unfinished))
+        return dataclasses.replace(found, damaged=tuple(damaged))
 
     def earlier_size_bytes(self, key: str) -> int | None:
         """What `keep_size` last kept for `key`; None without."""
@@ -159,9 +172,16 @@ class LeaseFolder:
 
     def _sizes(self) -> dict[str, int]:
         try:
-            return msgspec.json.decode((self._folder / "sizes").read_bytes(), type=dict[str, int])
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            with self._usable("cannot be read"):
+                return msgspec.json.decode(self._sizes_text(), type=dict[str, int])
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return {}
+
+    def _sizes_text(self) -> bytes:
+        try:
+            return (self._folder / "sizes").read_bytes()
+        except FileNotFoundError:
+            return b"{}"
 
     def _load(self) -> tuple[list[Lease], list[str]]:
         leases, damaged = [], []
@@ -177,13 +197,41 @@ class LeaseFolder:
     def _replace(self, name: str, value: Any) -> None:
         """Whole or not at all."""
         new = self._folder / f"{name}.new"
-        try:
+        with self._usable("cannot be written"):
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(value))
             new.replace(self._folder / name)
+
+    @contextlib.contextmanager
+    def _usable(self, else_why: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise _unusable(self._folder, f"cannot be written: {error.strerror}") from error
+            raise _unusable(self._folder, f"{else_why}: {error.strerror}") from error
+
+
+def _wait_in_turn(descriptor: int) -> None:
+    """Whoever gets the lock writes there that it has: a new text is another engine."""
+    holder, since_s = None, 0.0
+    while not _is_locked_now(descriptor):
+        now_s, seen = time.monotonic(), os.pread(descriptor, 100, 0)
+        if seen != holder:
+            holder, since_s = seen, now_s
+        elif now_s - since_s >= MEASURED_WITHIN_S:
+            raise EngineFailed(
+                f"Another engine has been warming up for {MEASURED_WITHIN_S:.0f} s, and this one "
+                "cannot measure beside it. See `ullage leases`, and end it or start this one later."
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _is_locked_now(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _name(lease: Lease) -> str:

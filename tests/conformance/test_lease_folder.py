@@ -47,7 +47,7 @@ with folder.changing():
         print(f"refused: {error}", flush=True)
         sys.exit()
     folder.write(lease)
-folder.begin_measuring(lambda: print("waits", flush=True))
+folder.begin_measuring("host", lambda: print("waits", flush=True))
 with folder.changing():
     folder.keep_size("this engine", 1 << 20)
     folder.write(lease)
@@ -109,10 +109,10 @@ def test_an_engine_that_is_killed_at_any_step_leaves_nothing_that_counts(tmp_pat
         folder = LeaseFolder(place)
         with folder.changing():
             assert folder.clean().living == ()
-        folder.begin_measuring(lambda: pytest.fail("a dead engine is waited for"))
+        folder.begin_measuring("host", lambda: pytest.fail("a dead engine is waited for"))
         folder.end_measuring()
         left = {path.name for path in place.iterdir()}
-        assert left <= {"change.lock", "measuring.lock", "sizes"}
+        assert left <= {"change.lock", "measuring-host.lock", "sizes"}
         fatal += 1
     assert fatal > 10, "the steps were not counted"
 
@@ -134,7 +134,7 @@ def test_a_lease_counts_while_its_process_lives_and_is_gone_after_a_clean_end(tm
 
 def test_one_engine_measures_at_a_time_and_a_killed_one_lets_the_next_in(tmp_path: Path):
     folder = LeaseFolder(tmp_path / "leases")
-    folder.begin_measuring(lambda: pytest.fail("nobody measures"))
+    folder.begin_measuring("host", lambda: pytest.fail("nobody measures"))
     with EngineProcess(tmp_path / "leases") as engine:
         engine.go_on()
         assert engine.says() == "waits"
@@ -142,13 +142,63 @@ def test_one_engine_measures_at_a_time_and_a_killed_one_lets_the_next_in(tmp_pat
         assert engine.says() == "serves"
 
 
-def test_who_waits_too_long_is_refused_with_a_way_out(tmp_path: Path, monkeypatch):
+def test_who_waits_too_long_for_one_engine_is_refused_with_a_way_out(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("ullage.leases.MEASURED_WITHIN_S", 0.0)
     holder, folder = LeaseFolder(tmp_path / "leases"), LeaseFolder(tmp_path / "leases")
-    holder.begin_measuring(lambda: None)
+    holder.begin_measuring("host", lambda: None)
     with pytest.raises(EngineFailed, match="ullage leases"):
-        folder.begin_measuring(lambda: None)
+        folder.begin_measuring("host", lambda: None)
     holder.end_measuring()
+
+
+def test_who_waits_for_many_engines_waits_as_long_for_each(tmp_path: Path, monkeypatch):
+    """Together they take longer than one may: the clock counts a turn at each look."""
+    monkeypatch.setattr("ullage.leases.MEASURED_WITHIN_S", 2.5)
+    ticks = iter(range(1000))
+    monkeypatch.setattr("ullage.leases.time.monotonic", lambda: next(ticks))
+    folders = [LeaseFolder(tmp_path / "leases") for _ in range(6)]
+    folders[0].begin_measuring("host", lambda: None)
+    looks = 0
+
+    def next_holder(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        folders[looks - 1].end_measuring()
+        if looks < len(folders):
+            folders[looks].begin_measuring("host", lambda: pytest.fail("the lock is free"))
+
+    monkeypatch.setattr("ullage.leases.time.sleep", next_holder)
+    last = LeaseFolder(tmp_path / "leases")
+    last.begin_measuring("host", lambda: None)
+    last.end_measuring()
+    assert looks == len(folders)
+
+
+def test_engines_of_different_limits_do_not_wait_for_one_another(tmp_path: Path):
+    one, other = LeaseFolder(tmp_path / "leases"), LeaseFolder(tmp_path / "leases")
+    one.begin_measuring("cgroup2:30:77", lambda: None)
+    other.begin_measuring(
+        "cgroup2:/a/b", lambda: pytest.fail("another limit's engine is waited for")
+    )
+    one.end_measuring()
+    other.end_measuring()
+
+
+@pytest.mark.parametrize("name", ["change.lock", "measuring-host.lock", "sizes", "sizes.new"])
+def test_a_folder_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path, name: str):
+    place = tmp_path / "leases"
+    folder = LeaseFolder(place)
+    (place / name / "full").mkdir(parents=True)
+    with pytest.raises(Unreadable, match="The lease folder .* XDG_RUNTIME_DIR"), folder.changing():
+        folder.keep_size("this engine", 1)
+        folder.begin_measuring("host", lambda: None)
+
+
+def test_a_folder_in_the_place_of_an_unfinished_file_is_named_and_left(tmp_path: Path):
+    folder = LeaseFolder(tmp_path / "leases")
+    (tmp_path / "leases" / "z.new").mkdir()
+    with folder.changing():
+        assert folder.clean().damaged == (str(tmp_path / "leases" / "z.new"),)
 
 
 def test_damaged_files_are_named_and_left(tmp_path: Path):

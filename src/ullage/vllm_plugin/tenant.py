@@ -84,9 +84,9 @@ class Tenant:
             raise
 
     def begin_measuring(self) -> None:
-        """Until `committed` or `leave`, no other engine warms up."""
+        """Until `committed` or `leave`, no other engine of the same limit warms up."""
         if self._lease is not None:
-            self._folder.begin_measuring(self._say_who_is_waited_for)
+            self._folder.begin_measuring(self._lease.limit, self._say_who_is_waited_for)
 
     def promise(self, taken: Snapshot, alike: str) -> Promise | None:
         """What ULLAGE_SHARE promises.  `alike` is the same for starts that should be the same."""
@@ -176,7 +176,9 @@ class Tenant:
             )
 
     def _say_who_is_waited_for(self) -> None:
-        names = ", ".join(str(each.worker.pid) for each in self._others())
+        limit = None if self._lease is None else self._lease.limit
+        others = [each for each in self._others() if each.limit == limit]
+        names = ", ".join(str(each.worker.pid) for each in others)
         logger.info("ullage waits: another engine warms up (one of processes %s).", names)
 
 
