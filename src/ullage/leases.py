@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -245,8 +245,16 @@ def _start_time_ticks(pid: int) -> int | None:
 
 def pids(lease: Lease) -> list[int]:
     """The processes of its engine."""
-    tree = host.process_tree(lease.frontend_pid)
-    return list(tree if lease.worker.pid in tree else host.process_tree(lease.worker.pid))
+    return engine_pids(lease.frontend_pid, (lease.worker.pid, *lease.rank_pids))
+
+
+def engine_pids(frontend_pid: int, rank_pids: Sequence[int]) -> list[int]:
+    """Front end, ranks, and all processes below them, each once."""
+    found: dict[int, None] = {}
+    for root in (frontend_pid, *rank_pids):
+        if root not in found:
+            found |= dict.fromkeys(host.process_tree(root))
+    return list(found)
 
 
 def _as_of_now(lease: Lease) -> Lease:

@@ -184,14 +184,19 @@ def test_engines_of_different_limits_do_not_wait_for_one_another(tmp_path: Path)
     other.end_measuring()
 
 
+def all_of(folder: LeaseFolder) -> None:
+    with folder.changing():
+        folder.keep_size("this engine", 1)
+    folder.begin_measuring("host", lambda: None)
+
+
 @pytest.mark.parametrize("name", ["change.lock", "measuring-host.lock", "sizes", "sizes.new"])
 def test_a_folder_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path, name: str):
     place = tmp_path / "leases"
     folder = LeaseFolder(place)
     (place / name / "full").mkdir(parents=True)
-    with pytest.raises(Unreadable, match="The lease folder .* XDG_RUNTIME_DIR"), folder.changing():
-        folder.keep_size("this engine", 1)
-        folder.begin_measuring("host", lambda: None)
+    with pytest.raises(Unreadable, match=r"The lease folder .* XDG_RUNTIME_DIR"):
+        all_of(folder)
 
 
 def test_a_folder_in_the_place_of_an_unfinished_file_is_named_and_left(tmp_path: Path):

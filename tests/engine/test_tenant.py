@@ -37,6 +37,8 @@ COMMON = 128 * MIB
 class Observer:
     """Of a group of 8 GiB in which others hold `foreign_bytes`."""
 
+    frontend_pid, rank_pids = os.getpid(), (os.getpid(),)
+
     def __init__(self) -> None:
         self.foreign_bytes = GIB
         self.others: Any = tuple
@@ -149,7 +151,7 @@ def test_nothing_is_said_where_an_engine_came_meanwhile_that_held_memory_without
     worker = replace(this_process(), pid=parent.pid, start_time_ticks=parent.start_time_ticks)
     folder = LeaseFolder(place)
     with folder.changing():
-        folder.write(replace(lease_in(place), worker=worker, frontend_pid=worker.pid))
+        folder.write(replace(lease_in(place), worker=worker, frontend_pid=worker.pid, rank_pids=()))
     observer.foreign_bytes += GIB // 2
     with heard(caplog):
         engine.decided(decision(), observer.take())

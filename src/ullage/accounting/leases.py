@@ -45,7 +45,7 @@ class Lease:
     """What the engine of `worker` has taken, and may take in all.
 
     `limit` is the tightest of `limits`, all by identity: `host`, or a cgroup's inode.  `share` is
-    "1/3" of it; None: whatever was there.
+    "1/3" of it; None: whatever was there.  A rank need not be below the front end (in Ray).
     """
 
     schema: Literal["ullage.lease/1"] = "ullage.lease/1"
@@ -57,6 +57,7 @@ class Lease:
     share: str | None
     promised_bytes: int
     taken_bytes: int
+    rank_pids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.limit_bytes, self.promised_bytes, self.taken_bytes) < 0:

@@ -51,10 +51,8 @@ def fall_back(reason: str) -> None:
 
 
 def _is_started_by_the_engine() -> bool:
-    """Ray's workers are no children of multiprocessing; vLLM gives them the engine's variables
-    before they load plugins (`RayWorkerProc.initialize_worker`), and Ray one of its own."""
-    in_ray = "RAY_RAYLET_PID" in os.environ and settings.FRONTEND in os.environ
-    return multiprocessing.parent_process() is not None or in_ray
+    """Ray's workers are no children of multiprocessing."""
+    return multiprocessing.parent_process() is not None or settings.is_in_ray(os.environ)
 
 
 def _is_frontend() -> bool:

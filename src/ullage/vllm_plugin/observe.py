@@ -29,8 +29,8 @@ class Observer:
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self._ranks = ranks
-        self._frontend_pid = settings.read(os.environ).frontend_pid or os.getpid()
-        self._rank_pids = ranks.gather(os.getpid)
+        self.frontend_pid = _frontend_pid()
+        self.rank_pids = ranks.gather(os.getpid)
         self._working_set: WorkingSet | None = None
         self._places: host.Places | None = None
         self.limit_at_start_bytes: int | None = None  # the least memory of all sources, first seen
@@ -117,13 +117,7 @@ class Observer:
             )
 
     def _pids(self) -> Sequence[int]:
-        """A rank need not be a descendant of the front end."""
-        engine = host.process_tree(self._frontend_pid)
-        # The variable may be inherited from an engine that has ended.
-        pids = list(engine) if os.getpid() in engine else []
-        for rank_pid in self._rank_pids:
-            pids += host.process_tree(rank_pid) if rank_pid not in pids else []
-        return pids
+        return leases.engine_pids(self.frontend_pid, self.rank_pids)
 
     def _other_processes(self) -> Sequence[ProcessReading]:
         """Their promises have room for the files that they use; here those are not foreign ones."""
@@ -131,6 +125,15 @@ class Observer:
 
     def _processes(self) -> Sequence[ProcessReading]:
         return host.read_processes(self._pids())
+
+
+def _frontend_pid() -> int:
+    """The variable may be inherited from another engine, unless this process is below the one that
+    it names, or vLLM has just set it (`settings.is_in_ray`)."""
+    named = settings.read(os.environ).frontend_pid
+    if named is None or settings.is_in_ray(os.environ):
+        return named or os.getpid()
+    return named if os.getpid() in host.process_tree(named) else os.getpid()
 
 
 def _without_addresses(readings: Sequence[Reading]) -> Sequence[Reading]:

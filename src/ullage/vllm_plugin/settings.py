@@ -75,6 +75,13 @@ def read(environment: Mapping[str, str]) -> Settings:
     )
 
 
+def is_in_ray(environment: Mapping[str, str]) -> bool:
+    """A worker of an engine in Ray, which is no child of the engine's: vLLM gives it the engine's
+    variables before it loads plugins (`RayWorkerProc.initialize_worker`), and Ray one of its own.
+    """
+    return "RAY_RAYLET_PID" in environment and FRONTEND in environment
+
+
 def _share(text: str) -> Fraction | None:
     try:
         return parse_share(text) if text else None

@@ -63,7 +63,7 @@ class Tenant:
         with self._folder.changing():
             self._folder.clean()
             taken = observer.take()
-            self._lease = self._new_lease(taken, utilization)
+            self._lease = self._new_lease(observer, taken, utilization)
             refuse_if_promised(self._share(utilization), self._lease.limit, self._seen)
             self._write()
         self._foreign_bytes = self._foreign(taken)
@@ -125,7 +125,7 @@ class Tenant:
             return self._settings.share
         return Fraction(str(utilization))
 
-    def _new_lease(self, taken: Snapshot, utilization: float | None) -> Lease:
+    def _new_lease(self, observer: Observer, taken: Snapshot, utilization: float | None) -> Lease:
         identities = host.identities()
         limit = limiting(taken.readings)
         self._source = limit.source
@@ -137,7 +137,8 @@ class Tenant:
             promised = promised_bytes(limit_bytes, share)
         return Lease(
             worker=self._me,
-            frontend_pid=self._settings.frontend_pid or self._me.pid,
+            frontend_pid=observer.frontend_pid,
+            rank_pids=observer.rank_pids,
             limit=identities.get(limit.source, limit.source),
             limits=tuple(identities.values()),
             limit_bytes=limit_bytes,
