@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +15,18 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
+from ullage.accounting.leases import Lease
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.budget import Budget
 from ullage.devices.base import MemoryParts, Reading
 from ullage.drivers import procfs
-from ullage.errors import DoesNotFit, Unsupported
+from ullage.errors import OverAvailable, Unreadable
 from ullage.leases import LeaseFolder, this_process
 from ullage.units import GIB, MIB
 
 with warnings.catch_warnings():  # of vLLM's own imports
     warnings.simplefilter("ignore")
-    from ullage.vllm_plugin import ranks, settings, tenant
-    from ullage.vllm_plugin.cpu_worker import UllageCPUWorker
-    from ullage.vllm_plugin.ranks import ALONE
-    from ullage.vllm_plugin.recorder import Recorder
-    from ullage.vllm_plugin.sleep import SleepingCPUWorker
+    from ullage.vllm_plugin import tenant
 
 COMMON = 128 * MIB
 
@@ -147,11 +144,7 @@ def test_nothing_is_said_where_an_engine_came_meanwhile_that_held_memory_without
     observer = Observer()
     engine = tenant.Tenant()
     engine.enter(observer, 0.5)
-    parent = procfs.stat(os.getppid())
-    worker = replace(this_process(), pid=parent.pid, start_time_ticks=parent.start_time_ticks)
-    folder = LeaseFolder(place)
-    with folder.changing():
-        folder.write(replace(lease_in(place), worker=worker, frontend_pid=worker.pid, rank_pids=()))
+    put(place, neighbour(place, "1/2"))
     observer.foreign_bytes += GIB // 2
     with heard(caplog):
         engine.decided(decision(), observer.take())
@@ -159,85 +152,126 @@ def test_nothing_is_said_where_an_engine_came_meanwhile_that_held_memory_without
     engine.leave()
 
 
+@pytest.fixture
+def unusable(place: Path) -> Path:
+    """Any user may have made it in /tmp."""
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    return place
+
+
+def test_without_a_share_an_unusable_folder_is_one_warning_and_the_start_goes_on(unusable, caplog):
+    engine, observer = tenant.Tenant(), Observer()
+    with heard(caplog):
+        engine.enter(observer, None)
+    assert len({id(record) for record in caplog.records}) == 1
+    assert "ullage has no lease" in caplog.text
+    assert "is open to other users" in caplog.text
+    engine.begin_measuring()
+    taken = observer.take()
+    assert engine.promise(taken, "alike") is None
+    engine.decided(decision(bound="available"), taken)
+    engine.committed()
+    engine.leave()
+    assert not list(unusable.iterdir())
+
+
+def test_a_share_without_a_usable_folder_is_refused(unusable, monkeypatch):
+    monkeypatch.setenv("ULLAGE_SHARE", "1/2")
+    with pytest.raises(Unreadable, match="XDG_RUNTIME_DIR"):
+        tenant.Tenant().enter(Observer(), None)
+
+
+def neighbour(place: Path, share: str | None) -> Lease:
+    """Another engine, which lives: the process that started the tests."""
+    parent = procfs.stat(os.getppid())
+    worker = replace(this_process(), pid=parent.pid, start_time_ticks=parent.start_time_ticks)
+    lease = replace(lease_in(place), worker=worker, frontend_pid=worker.pid, rank_pids=())
+    return replace(lease, share=share)
+
+
+def put(place: Path, lease: Lease) -> None:
+    folder = LeaseFolder(place)
+    with folder.changing():
+        folder.write(lease)
+
+
+def own_lease(place: Path) -> Lease:
+    (own,) = [x for x in LeaseFolder(place).read().living if x.worker.pid == os.getpid()]
+    return own
+
+
+@pytest.mark.parametrize("share", ["1/2", None])
+def test_a_sleeping_engine_promises_what_it_holds_and_all_again_once_it_wakes(
+    place, monkeypatch, share
+):
+    monkeypatch.setenv("ULLAGE_SHARE", share or "")
+    engine = tenant.Tenant()
+    engine.enter(Observer(), None)
+    awake = own_lease(place)
+    engine.asleep()
+    asleep = own_lease(place)
+    assert asleep.promised_bytes == pytest.approx(asleep.taken_bytes, abs=16 * MIB)
+    assert asleep.needed_bytes < 16 * MIB < awake.needed_bytes
+    assert 0 < Fraction(asleep.share) < Fraction(1, 2)
+    engine.awake()
+    assert replace(own_lease(place), taken_bytes=0) == replace(awake, taken_bytes=0)
+    engine.asleep()
+    assert own_lease(place).needed_bytes < 16 * MIB
+    engine.leave()
+    assert LeaseFolder(place).read().living == ()
+
+
+@pytest.mark.parametrize("share", ["1/2", None])
+def test_what_a_newcomer_was_promised_cannot_be_had_by_waking(place, monkeypatch, share):
+    monkeypatch.setenv("ULLAGE_SHARE", share or "")
+    engine = tenant.Tenant()
+    engine.enter(Observer(), None)
+    engine.asleep()
+    asleep = own_lease(place)
+    newcomer = neighbour(place, "2/3")
+    put(place, newcomer)
+    for _ in range(2):
+        with pytest.raises(OverAvailable, match=r"hold 2/3 \(process .* stays asleep"):
+            engine.awake()
+        engine.asleep_again()
+        assert own_lease(place).promised_bytes == asleep.promised_bytes
+    LeaseFolder(place).remove(newcomer)
+    engine.awake()
+    assert own_lease(place).share == share
+    engine.leave()
+
+
+def test_beside_those_who_were_there_before_an_engine_wakes_whatever_they_hold(place, monkeypatch):
+    """One without a share took what this one left, and no more."""
+    monkeypatch.setenv("ULLAGE_SHARE", "1/2")
+    engine = tenant.Tenant()
+    engine.enter(Observer(), None)
+    put(place, neighbour(place, None))
+    engine.asleep()
+    engine.awake()
+    assert own_lease(place).share == "1/2"
+    engine.leave()
+
+
+def test_where_the_memory_of_a_woken_engine_is_refused_it_promises_as_little_as_before(
+    place, monkeypatch
+):
+    monkeypatch.setenv("ULLAGE_SHARE", "1/2")
+    engine = tenant.Tenant()
+    engine.enter(Observer(), None)
+    engine.asleep()
+    asleep = own_lease(place)
+    engine.awake()
+    engine.asleep_again()
+    assert own_lease(place).promised_bytes == asleep.promised_bytes
+    engine.leave()
+
+
 def heard(caplog: Any) -> Any:
     """vLLM's loggers do not propagate to the root, where caplog listens."""
     logger = logging.getLogger("vllm.ullage.tenant")
-    logger.handlers.append(caplog.handler)
+    if caplog.handler not in logger.handlers:
+        logger.addHandler(caplog.handler)
     logger.setLevel(logging.INFO)
     return caplog.at_level(logging.INFO)
-
-
-class Steps(list[str]):
-    """A tenant that keeps what it is told."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: self.append(name)
-
-    def leaving_on_error(self) -> Any:
-        return tenant.Tenant.leaving_on_error(self)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def worker(monkeypatch) -> Any:
-    for name in ("initialize_from_config", "shutdown"):
-        monkeypatch.setattr(SleepingCPUWorker, name, lambda *_: None)
-    monkeypatch.setattr(SleepingCPUWorker, "determine_available_memory", lambda _: 7)
-    monkeypatch.setenv("ULLAGE_RECEIPTS", "0")
-    made = object.__new__(UllageCPUWorker)
-    made._tenant, made._ranks = Steps(), ALONE
-    made._recorder = Recorder(model="m", settings=settings.read({}), warn=print)
-    made._capacity, made._settings = None, SimpleNamespace(strict=False)
-    made._cache = SimpleNamespace(
-        layout=SimpleNamespace(block_bytes=10), committed_blocks=5, physical_bytes=50
-    )
-    made._reserve = lambda: made._cache
-    made._should_warm_up_model = lambda: True
-    made.model_runner = SimpleNamespace(warming_up_model=lambda: made._tenant.append("warm up"))
-    made._commit = lambda *_: made._tenant.append("commit")
-    return made
-
-
-@pytest.mark.parametrize(("rank", "steps"), [(0, ["enter"]), (1, [])])
-def test_the_first_rank_enters_for_all_of_an_engine(worker, monkeypatch, rank, steps):
-    monkeypatch.setattr(SleepingCPUWorker, "init_device", lambda _: None)
-    only_the_first = SimpleNamespace(
-        first=lambda work: work() if rank == 0 else None, gather=lambda work: (work(),)
-    )
-    monkeypatch.setattr(ranks, "of_the_engine", lambda: only_the_first)
-    worker.cache_config = SimpleNamespace(gpu_memory_utilization=0.5)
-    worker.init_device()
-    assert worker._tenant == steps
-
-
-def measures(worker: Any, answer: Callable[[], int]) -> None:
-    worker._fitting_blocks = lambda _: worker._tenant.append("measure") or answer()
-
-
-def nothing_fits() -> int:
-    raise DoesNotFit("nothing fits")
-
-
-def test_no_other_engine_measures_from_before_the_warm_up_until_after_the_commit(worker):
-    measures(worker, lambda: 5)
-    assert worker.determine_available_memory() == 50
-    worker.initialize_from_config(SimpleNamespace(kv_cache_groups=()))
-    worker.shutdown()
-    assert worker._tenant == [
-        "begin_measuring", "warm up", "measure", "commit", "committed", "leave",
-    ]  # fmt: skip
-
-
-def test_a_start_that_is_refused_leaves_no_lease(worker):
-    measures(worker, nothing_fits)
-    with pytest.raises(DoesNotFit):
-        worker.determine_available_memory()
-    assert worker._tenant[-1] == "leave"
-
-
-def test_a_start_that_is_left_to_stock_promises_nothing(worker):
-    def unsupported() -> None:
-        raise Unsupported("not this one")
-
-    worker._reserve, worker._cache = unsupported, None
-    assert worker.determine_available_memory() == 7
-    assert worker._tenant == ["leave"]

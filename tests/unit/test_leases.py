@@ -16,17 +16,20 @@ from ullage.accounting.leases import (
     Lease,
     Process,
     Promise,
+    asleep,
     foreign_bytes,
     is_dead,
+    left_share,
     needed_by_source,
     parse_share,
     promised_bytes,
+    refuse_awake,
     refuse_if_promised,
 )
 from ullage.accounting.snapshot import snapshot
 from ullage.budget import Engine, budget
 from ullage.devices.base import MemoryParts, ProcessReading, Reading
-from ullage.errors import DoesNotFit
+from ullage.errors import DoesNotFit, OverAvailable
 from ullage.units import GIB, MIB
 
 SOURCE, GROUP = "cgroup2:/", "cgroup2:30:77"
@@ -238,3 +241,26 @@ def test_what_is_neither_ours_nor_another_engine_s_is_foreign():
 def test_what_others_hold_is_unknown_where_the_limit_is_none_of_the_sources():
     taken = snapshot(readings=[group(8 * GIB, GIB)], processes=[], taken_at_s=0.0)
     assert foreign_bytes(taken, "cgroup2:/gone", GROUP, []) is None
+
+
+@given(st.integers(0, 8 * GIB), st.sampled_from(["1/2", None]))
+def test_a_sleeping_engine_s_share_is_at_least_what_it_holds_and_leaves_the_rest(taken, share):
+    awake = lease(20, share, promised=promised_bytes(8 * GIB, Fraction(1)))
+    sleeping = asleep(awake, taken)
+    divided = promised_bytes(8 * GIB, Fraction(1))
+    assert sleeping.needed_bytes == 0
+    assert min(taken, divided) <= Fraction(sleeping.share or 0) * divided
+    assert left_share(GROUP, [sleeping]) >= Fraction(divided - taken, divided) - Fraction(1, 1000)
+
+
+def test_an_engine_wakes_beside_whom_it_fell_asleep_and_not_beside_who_took_its_share_since():
+    old, new, other_limit = lease(21, None), lease(22, "2/3"), lease(23, None)
+    half = Fraction(1, 2)
+    refuse_awake(half, GROUP, before=[old], now=[old])
+    refuse_awake(half, GROUP, before=[], now=[replace(new, share="1/2")])
+    refuse_awake(half, GROUP, before=[], now=[replace(other_limit, limit="cgroup2:30:99")])
+    for now in ([new], [old], [new, lease(24, "1/9")]):
+        with pytest.raises(OverAvailable, match=r"needs 1/2 to wake\. It stays asleep"):
+            refuse_awake(half, GROUP, before=[], now=now)
+    with pytest.raises(OverAvailable, match="all"):
+        refuse_awake(half, GROUP, before=[replace(old, share="1/9")], now=[old])

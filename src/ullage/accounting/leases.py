@@ -13,13 +13,13 @@ A limit of 8.00 GiB keeps 0.125 for all; two halves are promised 3.94 each.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, Literal
 
 from ullage.accounting.snapshot import Snapshot
-from ullage.errors import DoesNotFit
-from ullage.units import MIB, gib
+from ullage.errors import DoesNotFit, OverAvailable
+from ullage.units import MIB, ceil_div, gib
 
 # Measured: page tables, slab and stacks of two engines of 0.9 GiB take 33 MiB of their group.
 _COMMON_FLOOR_BYTES: Final = 128 * MIB
@@ -125,7 +125,7 @@ def refuse_if_promised(share: Fraction | None, limit: str, others: Sequence[Leas
                 f"of {gib(lease.limit_bytes)} is its own. Start it anew with ULLAGE_SHARE=1/2, "
                 "and this one too."
             )
-    left = 1 - sum((Fraction(lease.share or 0) for lease in present), Fraction(0))
+    left = left_share(limit, others)
     if left > 0 and (share is None or share <= left):
         return
     held = ", ".join(f"{lease.share} (process {lease.worker.pid})" for lease in present)
@@ -133,6 +133,37 @@ def refuse_if_promised(share: Fraction | None, limit: str, others: Sequence[Leas
     asked = "this one has no share" if share is None else f"this one asks for {share}"
     raise DoesNotFit(
         f"Engines of ours hold {held} of the memory limit, and {asked}. {way_out} one of them."
+    )
+
+
+def left_share(limit: str, others: Sequence[Lease]) -> Fraction:
+    """Of `limit`, what no other one holds: nothing beside an engine without a share."""
+    present = [lease for lease in others if lease.limit == limit]
+    held = sum((Fraction(lease.share or 1) for lease in present), Fraction(0))
+    return max(Fraction(0), 1 - held)
+
+
+def asleep(lease: Lease, taken_bytes: int) -> Lease:
+    """It promises what it still holds, and its share is what that is of the divided limit."""
+    divided_bytes = max(1, promised_bytes(lease.limit_bytes, Fraction(1)))
+    share = min(Fraction(1), Fraction(max(1, ceil_div(1000 * taken_bytes, divided_bytes)), 1000))
+    return replace(lease, share=str(share), promised_bytes=taken_bytes, taken_bytes=taken_bytes)
+
+
+def refuse_awake(
+    share: Fraction, limit: str, *, before: Sequence[Lease], now: Sequence[Lease]
+) -> None:
+    """Raises OverAvailable where an engine that came or woke while this one slept leaves less than
+    `share`.  `before`: the others when it fell asleep; those among `now` leave it what they left.
+    """
+    kept = {(lease.worker, lease.share) for lease in before}
+    present = [lease for lease in now if lease.limit == limit]
+    if share <= left_share(limit, now) or all((x.worker, x.share) in kept for x in present):
+        return
+    held = ", ".join(f"{x.share or 'all'} (process {x.worker.pid})" for x in present)
+    raise OverAvailable(
+        f"Engines of ours hold {held} of the memory limit, and this one needs {share} to wake. It "
+        "stays asleep: end one of them or put it to sleep, and wake this one again."
     )
 
 

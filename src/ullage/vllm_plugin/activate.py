@@ -40,11 +40,18 @@ def activate() -> None:
 
 
 def fall_back(reason: str) -> None:
-    """Say once, in the front end, why stock behaviour stays.  Strict: raise Unsupported instead."""
-    if settings.read(os.environ).strict:
+    """Say once, in the front end, why stock behaviour stays.  Strict, or with a share, which stock
+    would not keep: raise Unsupported instead."""
+    own = settings.read(os.environ)
+    if own.strict:
         raise Unsupported(
             f"ullage cannot handle this start: {reason}. Unset ULLAGE_STRICT to start as stock "
             "does."
+        )
+    if own.share is not None:
+        raise Unsupported(
+            f"ullage cannot handle this start: {reason}, and stock vLLM would not keep to "
+            f"ULLAGE_SHARE={own.share}. Unset ULLAGE_SHARE to start as stock does."
         )
     if _is_frontend():
         logger.warning_once("ullage leaves this start to stock vLLM: %s.", reason)

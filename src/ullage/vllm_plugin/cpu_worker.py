@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import AbstractContextManager, ExitStack
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from vllm.logger import init_logger
 
 from ullage.drivers import malloc
-from ullage.errors import MemoryRefused, Unreadable, Unsupported
+from ullage.errors import MemoryRefused, UllageError, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
 from ullage.units import MIB, gib
 from ullage.vllm_plugin import (
@@ -80,7 +82,9 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._ranks = ranks.of_the_engine()
         self._observer = Observer(self._ranks)
         utilization = explicit_utilization(self.cache_config)
-        with self._recorder.refusals():
+        # In one process with the front end nobody shuts a worker down whose start vLLM gives up.
+        weakref.finalize(self, self._tenant.leave).atexit = False
+        with self._ending_on_error():
             self._ranks.first(lambda: self._tenant.enter(self._observer, utilization))
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -88,13 +92,13 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._recorder.lap("device and ranks")
         self._recorder.flags(self.vllm_config)
         early = refused_early(self, self._rules, self._settings.margin_bytes)
-        with self._recorder.refusals(), self._tenant.leaving_on_error(), early:
+        with self._ending_on_error(), early:
             super().load_model(load_dummy_weights=load_dummy_weights)
         self._recorder.lap("load")
 
     def determine_available_memory(self) -> int:
         """Bytes that make the engine plan exactly the blocks that fit."""
-        with self._recorder.refusals():
+        with self._ending_on_error():
             return self._sized_or_stock()
 
     def _sized_or_stock(self) -> int:
@@ -105,16 +109,24 @@ class UllageCPUWorker(SleepingCPUWorker):
             self._release()
             if self._settings.strict:
                 raise
+            self._refuse_a_share(error)
             self._tenant.leave()
             if self._ranks.rank == 0:
                 logger.warning("ullage leaves this start to stock vLLM: %s", error)
             self._recorder.finish("stock", str(error))
             return int(super().determine_available_memory())
         self._recorder.lap("reserve")
-        with self._tenant.leaving_on_error():
-            size_bytes = self._ranks.together(lambda: self._sized(cache))
+        size_bytes = self._ranks.together(lambda: self._sized(cache))
         self._recorder.finish("sized")
         return size_bytes
+
+    def _refuse_a_share(self, error: UllageError) -> None:
+        share = self._settings.share
+        if share is not None:
+            raise Unsupported(
+                f"Stock vLLM would take over, and not keep to ULLAGE_SHARE={share}: {error} "
+                "Unset ULLAGE_SHARE to start as stock does."
+            ) from error
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Commit what the engine planned, and bind views of exactly that."""
@@ -123,7 +135,7 @@ class UllageCPUWorker(SleepingCPUWorker):
             return
         cache = self._cache
         self._recorder.lap("engine core plans the blocks")
-        with self._recorder.refusals(), self._tenant.leaving_on_error():
+        with self._ending_on_error():
             self._ranks.together(lambda: self._commit(kv_cache_config, cache))
             self._ranks.first(self._tenant.committed)
         self._recorder.lap("bind")
@@ -131,8 +143,16 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._recorder.finish("started")
 
     def shutdown(self) -> None:
-        self._tenant.leave()
-        super().shutdown()
+        try:
+            super().shutdown()
+        finally:
+            self._tenant.leave()
+
+    @contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        """Around each step of a start: what leaves it ends the start.  The lease goes last."""
+        with self._tenant.leaving_on_error(), self._recorder.refusals():
+            yield
 
     def _sized(self, cache: KVCache) -> int:
         self._ranks.first(self._tenant.begin_measuring)

@@ -18,6 +18,7 @@ from ullage.errors import Usage
 from ullage.kv.cache import KVCache
 from ullage.units import gib
 from ullage.vllm_plugin.ranks import ALONE, Ranks
+from ullage.vllm_plugin.tenant import Tenant
 
 logger = init_logger("vllm.ullage.worker")
 
@@ -27,6 +28,7 @@ class SleepingCPUWorker(CPUWorker):
 
     _cache: KVCache | None = None
     _ranks: Ranks = ALONE
+    _tenant: Tenant
 
     def sleep(self, level: int = 1) -> None:
         """Raises MemoryRefused; then the cache is awake, and its blocks may read as zeros."""
@@ -35,6 +37,7 @@ class SleepingCPUWorker(CPUWorker):
             return
         released_bytes = self._cache.physical_bytes
         self._cache.sleep()
+        self._ranks.first(self._tenant.asleep)
         logger.info("ullage gave back %s of KV cache.", gib(released_bytes))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
@@ -44,6 +47,8 @@ class SleepingCPUWorker(CPUWorker):
             super().wake_up(tags)
         elif tags is None or "kv_cache" in tags:
             with ExitStack() as undo:
+                undo.callback(self._tenant.asleep_again)
+                self._ranks.first(self._tenant.awake)
                 if self._cache.asleep:
                     undo.callback(self._cache.sleep)
                 self._ranks.in_turn(self._cache.wake)

@@ -17,12 +17,16 @@ from ullage.accounting.leases import (
     Lease,
     Process,
     Promise,
+    asleep,
     foreign_bytes,
+    left_share,
     promised_bytes,
+    refuse_awake,
     refuse_if_promised,
 )
 from ullage.accounting.snapshot import Snapshot
 from ullage.devices import host
+from ullage.errors import Unreadable
 from ullage.leases import LeaseFolder, default_folder, pids, this_process
 from ullage.units import MIB, gib
 from ullage.vllm_plugin import settings
@@ -37,20 +41,25 @@ _NOTED_BYTES = 16 * MIB
 class Tenant:
     """`enter` first; `decided` and `committed` as the start goes on; `leave` at any time.
 
-    One worker of an engine enters for all.  Where one has not, the other calls do nothing.
+    One worker of an engine enters for all.  Where one has not, the other calls do nothing.  Only
+    for a share must the lease folder be usable: without one a warning says that there is no lease.
     """
 
     def __init__(self) -> None:
         self._settings = settings.read(os.environ)
         self._observer: Observer | None = None
-        self._folder = LeaseFolder(default_folder(os.environ))
-        self._me = this_process()
+        self._folder: LeaseFolder | None = None
+        self._me: Process | None = None
         self._lease: Lease | None = None
+        self._asleep: Lease | None = None  # what is promised instead, while the engine sleeps
+        self._slept: Lease | None = None  # the same, until the engine has woken
         self._seen: Sequence[Lease] = ()
         self._source = ""
         # When this engine entered: what was not ours, and who was.
         self._foreign_bytes: int | None = None
         self._seen_then: set[Process] = set()
+        self._left_then = Fraction(1)
+        self._seen_asleep: Sequence[Lease] = ()
         self._key = ""
 
     def enter(self, observer: Observer, utilization: float | None) -> None:
@@ -59,20 +68,29 @@ class Tenant:
         `utilization`: the user's own fraction, which is a share as well.
         """
         self._observer = observer
-        observer.others = self._others
-        with self._folder.changing():
-            self._folder.clean()
+        with self._needed_for_a_share():
+            self._folder, self._me = LeaseFolder(default_folder(os.environ)), this_process()
+            observer.others = self._others
+            self._enter(self._folder, self._me, observer, utilization)
+
+    def _enter(
+        self, folder: LeaseFolder, me: Process, observer: Observer, utilization: float | None
+    ) -> None:
+        with folder.changing():
+            folder.clean()
             taken = observer.take()
-            self._lease = self._new_lease(observer, taken, utilization)
-            refuse_if_promised(self._share(utilization), self._lease.limit, self._seen)
-            self._write()
+            lease = self._new_lease(me, observer, taken, utilization)
+            refuse_if_promised(self._share(utilization), lease.limit, self._seen)
+            self._lease = lease
+            self._write(lease)
         self._foreign_bytes = self._foreign(taken)
         self._seen_then = {each.worker for each in self._seen}
-        if self._lease.share is None:
+        self._left_then = left_share(lease.limit, self._seen)
+        if lease.share is None:
             logger.info(
                 "ullage: this engine takes all that is left of %s. To have others beside it, start "
                 "each with its share, such as ULLAGE_SHARE=1/2.",
-                gib(self._lease.limit_bytes),
+                gib(lease.limit_bytes),
             )
 
     @contextmanager
@@ -85,12 +103,15 @@ class Tenant:
 
     def begin_measuring(self) -> None:
         """Until `committed` or `leave`, no other engine of the same limit warms up."""
-        if self._lease is not None:
-            self._folder.begin_measuring(self._lease.limit, self._say_who_is_waited_for)
+        if self._lease is not None and self._folder is not None:
+            with self._needed_for_a_share():
+                self._folder.begin_measuring(self._lease.limit, self._say_who_is_waited_for)
 
     def promise(self, taken: Snapshot, alike: str) -> Promise | None:
         """What ULLAGE_SHARE promises.  `alike` is the same for starts that should be the same."""
-        if self._settings.share is None or self._lease is None or self._observer is None:
+        if self._settings.share is None or self._lease is None or self._folder is None:
+            return None
+        if self._observer is None:
             return None
         self._key = f"{alike} in {self._lease.share} of {self._lease.limit_bytes}"
         return Promise(
@@ -101,7 +122,7 @@ class Tenant:
 
     def decided(self, decision: Decision, taken: Snapshot) -> None:
         """Keep the size for equal starts, and say where others changed meanwhile."""
-        if self._lease is None:
+        if self._lease is None or self._folder is None:
             return
         if decision.budget.bound == "share":
             with self._folder.changing():
@@ -109,23 +130,86 @@ class Tenant:
         self._note_foreign(self._foreign(taken))
 
     def committed(self) -> None:
-        with self._folder.changing():
-            self._write()
-        self._folder.end_measuring()
+        if self._lease is not None and self._folder is not None:
+            with self._needed_for_a_share(), self._folder.changing():
+                self._write(self._lease)
+            self._folder.end_measuring()
+
+    def asleep(self) -> None:
+        """Promise what is still held and no more: others may take the rest."""
+        if self._lease is None or self._asleep is not None:
+            return
+        taken_bytes = host.held_bytes(pids(self._lease))
+        if taken_bytes is not None:
+            self._seen_asleep = self._others()
+            self._promise_less(asleep(self._lease, taken_bytes))
+
+    def awake(self) -> None:
+        """The promise again, before its memory is taken.
+
+        Raises OverAvailable where others were promised it meanwhile; then it is asleep as before.
+        """
+        self._slept, self._asleep = self._asleep, None
+        if self._slept is None or self._lease is None or self._folder is None:
+            return
+        share = self._left_then if self._lease.share is None else Fraction(self._lease.share)
+        try:
+            with self._folder.changing():
+                others, limit = self._others(), self._lease.limit
+                refuse_awake(share, limit, before=self._seen_asleep, now=others)
+                self._write(self._lease)
+        except BaseException:
+            self._asleep = self._slept
+            raise
+
+    def asleep_again(self) -> None:
+        """After `awake`, where the memory was refused."""
+        if self._slept is not None:
+            self._promise_less(self._slept)
 
     def leave(self) -> None:
-        """Nothing is promised any more."""
-        if self._lease is not None:
-            self._folder.remove(self._lease)
-            self._lease = None
-        self._folder.end_measuring()
+        """Nothing is promised any more.  Raises nothing: it is the last step of an end."""
+        if self._folder is None:
+            return
+        try:
+            if self._lease is not None:
+                self._folder.remove(self._lease)
+        except Unreadable as error:
+            logger.warning("ullage leaves its lease behind, which counts until it ends: %s", error)
+        finally:
+            self._lease = self._asleep = self._slept = None
+            self._folder.end_measuring()
+
+    @contextmanager
+    def _needed_for_a_share(self) -> Iterator[None]:
+        """Without one the start goes on, and has no lease."""
+        try:
+            yield
+        except Unreadable as error:
+            if self._settings.share is not None:
+                raise
+            logger.warning("ullage has no lease, so other engines do not know this one: %s", error)
+            self.leave()
+
+    def _promise_less(self, lease: Lease) -> None:
+        if self._folder is None:
+            return
+        try:
+            with self._folder.changing():
+                self._folder.write(lease)
+        except Unreadable as error:
+            logger.warning("ullage keeps all that is promised while it sleeps: %s", error)
+        else:
+            self._asleep = lease
 
     def _share(self, utilization: float | None) -> Fraction | None:
         if self._settings.share is not None or utilization is None:
             return self._settings.share
         return Fraction(str(utilization))
 
-    def _new_lease(self, observer: Observer, taken: Snapshot, utilization: float | None) -> Lease:
+    def _new_lease(
+        self, me: Process, observer: Observer, taken: Snapshot, utilization: float | None
+    ) -> Lease:
         identities = host.identities()
         limit = limiting(taken.readings)
         self._source = limit.source
@@ -136,7 +220,7 @@ class Tenant:
         else:
             promised = promised_bytes(limit_bytes, share)
         return Lease(
-            worker=self._me,
+            worker=me,
             frontend_pid=observer.frontend_pid,
             rank_pids=observer.rank_pids,
             limit=identities.get(limit.source, limit.source),
@@ -147,14 +231,16 @@ class Tenant:
             taken_bytes=0,
         )
 
-    def _write(self) -> None:
+    def _write(self, lease: Lease) -> None:
         """With nothing taken where that cannot be told: then all of the promise is still kept."""
-        if self._lease is not None:
-            taken_bytes = host.held_bytes(pids(self._lease)) or 0
-            self._folder.write(replace(self._lease, taken_bytes=taken_bytes))
+        if self._folder is not None:
+            taken_bytes = host.held_bytes(pids(lease)) or 0
+            self._folder.write(replace(lease, taken_bytes=taken_bytes))
 
     def _others(self) -> Sequence[Lease]:
-        self._seen = [each for each in self._folder.read().living if each.worker != self._me]
+        if self._folder is not None:
+            found = self._folder.read().living
+            self._seen = [each for each in found if each.worker != self._me]
         return self._seen
 
     def _foreign(self, taken: Snapshot) -> int | None:
