@@ -34,7 +34,7 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
     "ULLAGE_STRICT": (
         "`0`",
         "`1`: a start that the plugin does not handle raises, with the reason. `0`: it warns in "
-        "one line, and stock behaviour stays.",
+        "one line, and stock behaviour stays, unless `ULLAGE_SHARE` is set.",
     ),
     "ULLAGE_MARGIN": (
         f"a 64th of the limit, {MARGIN_FLOOR_BYTES // MIB} MiB at least",
@@ -43,7 +43,7 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
     "ULLAGE_SHARE": (
         "unset",
         "Which part of the memory limit this engine may use beside others, such as `1/3`, `0.33` "
-        "or `33%`. Unset: all that is left.",
+        "or `33%`. A start that cannot keep it is refused. Unset: all that is left.",
     ),
     "ULLAGE_PROMPT_LOGPROBS": (
         "`0`",
