@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -18,8 +19,10 @@ pytest.importorskip("aiohttp", reason="comes with the engine")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import record
 from harness.client import Answer
 from harness.pool import PoolState
+from harness.record import Record
 from ullage.devices.base import MemoryParts, ProcessReading
 from ullage.errors import Unreadable
 from ullage.units import GIB, MIB
@@ -234,13 +237,57 @@ def test_what_the_next_start_neither_cleans_nor_ignores_is_left_over(
     assert "| stock: shm |" in table
 
 
-def test_a_series_that_was_stopped_is_carried_on_only_where_it_is_the_same(tmp_path: Path) -> None:
-    record = SimpleNamespace(path=tmp_path / "cut_starts.json", settings={"seed": 1})
-    assert cut_starts.earlier(record) == []
-    record.path.write_text(json.dumps({"settings": {"seed": 1}, "runs": [PROOF, CUT]}))
-    assert cut_starts.earlier(record) == [PROOF, CUT]
-    record.settings = {"seed": 2}
-    assert cut_starts.earlier(record) == []
+def cut_record(directory: Path, seed: int = 1, begun_at: str = "aaa") -> Record:
+    return Record(
+        name="cut_starts",
+        directory=directory,
+        question="?",
+        goal="!",
+        command="x",
+        where="here",
+        settings={"seed": seed},
+        begun_at=begun_at,
+    )
+
+
+def test_a_series_that_was_stopped_is_carried_on_only_with_its_settings_and_its_commit(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    assert cut_starts.earlier(cut_record(tmp_path), said.append) == []
+    assert said == []
+    mine = [{**run, "commit": "aaa"} for run in (PROOF, CUT)]
+    cut_record(tmp_path).write([*mine, {**CUT, "number": 2, "commit": "bbb"}], {}, "")
+    assert cut_starts.earlier(cut_record(tmp_path), said.append) == mine
+    assert said[0] == "carried on, runs of aaa: 2"
+    assert said[1].endswith("changed files: 1")
+    assert cut_starts.earlier(cut_record(tmp_path, seed=2), said.append) == []
+    assert cut_starts.earlier(cut_record(tmp_path, begun_at="ccc"), said.append) == []
+    assert said[-1].endswith("changed files: 3")
+
+
+def test_a_run_of_changed_files_is_never_carried_on(tmp_path: Path) -> None:
+    changed = "aaa" + record.CHANGED
+    cut_record(tmp_path).write([{**PROOF, "commit": changed}], {}, "")
+    assert cut_record(tmp_path, begun_at=changed).earlier() == ([], 1)
+
+
+def test_every_run_of_a_series_has_the_commit_that_it_ran_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run is one during which the files became others."""
+    heads = iter(("aaa", "aaa", "bbb", "bbb"))
+    monkeypatch.setattr(cut_starts, "commit", lambda: next(heads))
+    monkeypatch.setattr(cut_starts, "check_place", lambda limit_bytes: "here")
+    settings = SimpleNamespace(flags=lambda: ())
+    series = contextlib.nullcontext(SimpleNamespace(settings=settings))
+    monkeypatch.setattr(cut_starts, "series_below", lambda logs: series)
+    monkeypatch.setattr(cut_starts, "rest", lambda *_: [PROOF, CUT, PROOF])
+    options = argparse.Namespace(output=tmp_path, starts=1, seed=1, afresh=False)
+    runs = cut_starts.measure(options, lambda text: None)
+    assert [run["commit"] for run in runs] == ["aaa", "aaa at the start, bbb at the end", "bbb"]
+    told = json.loads((tmp_path / "cut_starts.json").read_text())
+    assert [run["commit"] for run in told["runs"]] == [run["commit"] for run in runs]
 
 
 def test_a_series_goes_on_where_it_stopped_and_ends_with_a_start_that_is_let_through(
