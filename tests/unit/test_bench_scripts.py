@@ -21,10 +21,14 @@ from hypothesis import strategies as st
 
 from harness import record
 from harness.client import Answer
+from harness.ledger import ledger_lines
 from harness.pool import PoolState
 from harness.record import Record
+from ullage.accounting.ledger import Ledger
+from ullage.budget import Engine, budget
 from ullage.devices.base import MemoryParts, ProcessReading
 from ullage.errors import Unreadable
+from ullage.report.ledger import ledger_text
 from ullage.units import GIB, MIB
 
 stress = importlib.import_module("stress")
@@ -191,6 +195,82 @@ def test_the_goal_needs_the_share_and_no_more_pages_read_again(
 ) -> None:
     assert kv_share.reached(kv_share.summary(runs)) is reached
     assert kv_share.table(runs)
+
+
+def test_the_shares_alone_reach_their_part_of_the_goal_without_any_load() -> None:
+    def alone(share: float) -> dict[str, Any]:
+        return {"files": "cold", "error": None, "tight": {"kv_share": share}}
+
+    assert kv_share.reached(kv_share.summary([alone(0.94)]), share_only=True)
+    assert not kv_share.reached(kv_share.summary([alone(0.92)]), share_only=True)
+    assert not kv_share.reached(kv_share.summary([alone(0.94)]))
+
+
+def test_the_second_share_keeps_the_peak_that_the_plugin_s_ledger_names() -> None:
+    """1400 / (2316 - 512); the margin and others are no peak."""
+    bounds = budget(
+        total_bytes=4 * GIB,
+        available_bytes=3 * GIB,
+        engine=Engine(used_bytes=0, kv_bytes=0, transient_bytes=512 * MIB, later_bytes=MIB),
+        margin_bytes=64 * MIB,
+        utilization=None,
+    )
+    ledger = Ledger(total_bytes=4 * GIB, lines=bounds.deductions)
+    log = ["ullage: 7 KV cache blocks fit.", *ledger_text(ledger).splitlines()]
+    left = {"left_bytes": 2316 * MIB}
+    told = kv_share.with_peak_kept(left, 1400 * MIB, ledger_lines(log))
+    assert told["ledger_peak_bytes"] == 512 * MIB
+    assert told["kv_share_with_peak_kept"] == pytest.approx(1400 / 1804, abs=1e-4)
+    assert kv_share.with_peak_kept(left, 1400 * MIB, [])["kv_share_with_peak_kept"] is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limited:
+    limit_bytes: int = 4 * GIB
+    files: str = "warm"
+
+
+def test_with_the_shares_alone_one_engine_starts_and_nothing_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    started: list[str] = []
+    engine = SimpleNamespace(
+        server=SimpleNamespace(port=1, log=log),
+        group=SimpleNamespace(oom_kills=lambda: 0),
+        kv_tokens=1,
+        kv_bytes=1,
+    )
+
+    def serving(trial: Any, side: Any, directory: Path, phase: Any) -> Any:
+        started.append(directory.name)
+        return contextlib.nullcontext(engine)
+
+    async def answered(*_: Any) -> dict[str, Any]:
+        return {"kv_share": 0.94}
+
+    async def loaded(*_: Any) -> dict[str, Any]:
+        return {"refaulted_pages": 3}
+
+    monkeypatch.setattr(kv_share, "serving", serving)
+    monkeypatch.setattr(kv_share, "at_ready", answered)
+    monkeypatch.setattr(kv_share, "under_load", loaded)
+    monkeypatch.setattr(kv_share, "with_more_room", lambda trial, side: (trial, side))
+    trial = Limited()
+
+    def once(*, share_only: bool) -> dict[str, Any]:
+        started.clear()
+        told: dict[str, Any] = kv_share.run_once(
+            trial, "cold", tmp_path, lambda text: None, share_only=share_only
+        )
+        assert told["tight"]["kv_share"] == 0.94
+        return told
+
+    assert "refaulted_pages" not in once(share_only=True)["tight"]
+    assert started == ["tight"]
+    assert once(share_only=False)["wide"]["refaulted_pages"] == 3
+    assert started == ["tight", "wide"]
 
 
 @given(st.integers(1, 300), st.floats(1, 500), st.integers(0, 99))
