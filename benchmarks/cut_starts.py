@@ -11,8 +11,9 @@ must become ready with as large a KV cache as the first, and answer, beside all 
 Left over is what the next start does not clean or ignore: a process, a group, a mount, a segment;
 and whatever keeps a start from becoming ready.  Files that stock leaves as well are named apart.
 
-    python benchmarks/cut_starts.py               200 starts (under two hours); what there is from a
-                                                  series that was stopped is kept, and carried on
+    python benchmarks/cut_starts.py               200 starts (under two hours); a series that was
+                                                  stopped is carried on at the commit that it was
+                                                  stopped at, and begun anew at another
     python benchmarks/cut_starts.py --starts 3 --afresh   a first try
 """
 
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
@@ -32,7 +32,15 @@ from typing import Any, Final
 from harness.client import Answer, Ask, Client
 from harness.leftovers import by_owner, size_bytes
 from harness.load import TOKENS
-from harness.record import RESULTS, Record, command_line, logs_below, markdown_table
+from harness.record import (
+    RESULTS,
+    Record,
+    both,
+    command_line,
+    commit,
+    logs_below,
+    markdown_table,
+)
 from harness.series import LIMIT_BYTES, Series, kill_all, series_below, started, wait
 from harness.serving import log_lines
 from harness.steps import BEGINNING, STEPS, reached
@@ -198,20 +206,23 @@ def measure(options: argparse.Namespace, phase: Phase) -> list[Mapping[str, Any]
             where=where,
             settings=settings,
         )
-        runs = [] if options.afresh else earlier(record)
+        runs = [] if options.afresh else earlier(record, phase)
+        began_at = commit()
         for run in rest(series, runs, options, phase):
-            runs.append(run)
+            ended_at = commit()
+            runs.append({**run, "commit": both(began_at, ended_at)})
+            began_at = ended_at
             record.write(runs, summary(runs), table(runs))
     return runs
 
 
-def earlier(record: Record) -> list[Mapping[str, Any]]:
-    """The runs of a series that was stopped, where it was this one; its commit is kept by git."""
-    try:
-        told = json.loads(record.path.read_text())
-    except (OSError, ValueError):
-        return []
-    runs: list[Mapping[str, Any]] = told["runs"] if told["settings"] == record.settings else []
+def earlier(record: Record, phase: Phase) -> list[Mapping[str, Any]]:
+    """The runs that are carried on, and a word about those that are not."""
+    runs, others = record.earlier()
+    if runs:
+        phase(f"carried on, runs of {record.begun_at}: {len(runs)}")
+    if others:
+        phase(f"left out, runs of other commits, settings or changed files: {others}")
     return runs
 
 
@@ -220,17 +231,17 @@ def rest(
 ) -> Iterator[Mapping[str, Any]]:
     """Each call begins with a start that is let through and fills the caches; a new series with a
     second one, which tells how long a start takes with them."""
-    done = sum(run["kind"] == "cut" for run in runs)
+    done = {run["number"] for run in runs if run["kind"] == "cut"}
     told = [run for run in runs if run["kind"] == "proof"][:CALIBRATED]
     for _ in range(max(1, CALIBRATED - len(told))):
-        phase(f"after {done} starts: one is let through")
-        told.append(proof(series, done))
+        phase(f"after {len(done)} starts: one is let through")
+        told.append(proof(series, len(done)))
         yield told[-1]
     ready_s = told[CALIBRATED - 1].get("ready_s")
     if ready_s is None:
         raise EngineFailed(f"no start becomes ready: {told[CALIBRATED - 1]['error']}")
     for number, at_s in enumerate(moments(options.starts, ready_s, options.seed), start=1):
-        if number <= done:
+        if number in done:
             continue
         phase(f"start {number} of {options.starts}: cut after {at_s:.1f} s")
         yield cut(series, number, at_s)

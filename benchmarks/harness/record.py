@@ -24,12 +24,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "benchmarks" / "results"
 
 
+CHANGED: Final = ", with changes in src"
+
+
 def commit() -> str:
     """The commit that is checked out, with a mark where the product's files differ from it."""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
     changes = subprocess.check_output([*git, "status", "--porcelain", "--", "src"], text=True)
-    return f"{head}, with changes in src" if changes.strip() else head
+    return head + CHANGED if changes.strip() else head
 
 
 def both(start: str, end: str) -> str:
@@ -88,6 +91,21 @@ class Record:
     @property
     def path(self) -> Path:
         return self.directory / f"{self.name}.json"
+
+    def earlier(self) -> tuple[list[Mapping[str, Any]], int]:
+        """The runs of a series that was stopped, where its settings and their commit are this
+        one's; and how many there are that are not.
+
+        Of two states that are marked as changed nobody can tell whether they are the same.
+        """
+        try:
+            told = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return [], 0
+        runs: list[Mapping[str, Any]] = told["runs"]
+        comparable = told["settings"] == self.settings and not self.begun_at.endswith(CHANGED)
+        same = [run for run in runs if comparable and run.get("commit") == self.begun_at]
+        return same, len(runs) - len(same)
 
     def write(
         self, runs: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], table: str

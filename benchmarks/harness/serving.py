@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import private_shm
 from harness.compiler import CompilerWatch
 from ullage.budget import default_margin_bytes
-from ullage.compare.container import container
+from ullage.compare.container import Container, container
 from ullage.compare.counters import Sampler
 from ullage.compare.engine_log import kv_tokens, plugin_acted
 from ullage.compare.files import FileState, prepare
@@ -22,6 +22,7 @@ from ullage.compare.request import demo_request
 from ullage.compare.run import prepare_trial
 from ullage.compare.server import (
     Server,
+    ServerSettings,
     environment,
     free_port,
     inherited_environment,
@@ -92,25 +93,37 @@ def serving(trial: Trial, side: SidePlan, directory: Path, phase: Phase) -> Iter
     phase(f"making files {trial.files}")
     prepare(trial.files, trial.checkpoint.path)
     with contextlib.ExitStack() as undo:
-        scratch = undo.enter_context(
-            tempfile.TemporaryDirectory(prefix="ullage-", ignore_cleanup_errors=True)
-        )
         inside = undo.enter_context(container(trial.limit_bytes))
         assert inside.group is not None  # noqa: S101 - made with one
         sampler = undo.enter_context(Sampler(inside.group))
-        env = environment(
-            inherited_environment(), dict(side.variables), Path(scratch), trial.settings.cpus
-        )
-        port = free_port()
-        shm = undo.enter_context(private_shm.own_folder())
-        command = private_shm.command(shm, server_command(trial.settings, side.flags, port))
         phase("starting the engine")
         log = directory / "server.log"
-        server = undo.enter_context(running(inside, command, env, log, port))
+        server = undo.enter_context(launched(inside, trial.settings, side, log))
         with CompilerWatch(inside.group) as compiler:
             ready_s = server.wait_ready()
         yield _engine(trial, side, server, inside.group, ready_s, sampler, compiler)
         phase("ending the engine")
+
+
+@contextlib.contextmanager
+def launched(
+    inside: Container, settings: ServerSettings, side: SidePlan, log: Path
+) -> Iterator[Server]:
+    """A server in a container that there is, with caches and a /dev/shm of its own; not yet ready.
+
+    When the block ends, so does the server.
+    """
+    with contextlib.ExitStack() as undo:
+        scratch = undo.enter_context(
+            tempfile.TemporaryDirectory(prefix="ullage-", ignore_cleanup_errors=True)
+        )
+        env = environment(
+            inherited_environment(), dict(side.variables), Path(scratch), settings.cpus
+        )
+        port = free_port()
+        shm = undo.enter_context(private_shm.own_folder())
+        command = private_shm.command(shm, server_command(settings, side.flags, port))
+        yield undo.enter_context(running(inside, command, env, log, port))
 
 
 def _engine(

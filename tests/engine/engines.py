@@ -78,5 +78,5 @@ def run(
             # The engine's own processes too, whatever ended the wait.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == 0, log[-40_000:]
+        assert process.returncode == 0, log[-100_000:]
         return {**json.loads(result.read_text()), "log": log}

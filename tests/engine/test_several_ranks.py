@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,8 +94,10 @@ def test_workers_that_are_actors_of_ray_share_one_budget_as_well():
 
 
 def test_where_nothing_fits_all_ranks_say_so_and_the_engine_ends():
-    with pytest.raises(AssertionError, match="No KV cache fits into"):
+    with pytest.raises(AssertionError, match="No KV cache fits into") as ended:
         generated("TP=2", **OURS, ULLAGE_MARGIN="1TiB")
+    said = re.findall(r"\((Worker_TP\d+) pid=\d+\).*No KV cache fits into", str(ended.value))
+    assert set(said) == {"Worker_TP0", "Worker_TP1"}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 
 from vllm.v1.sample.metadata import SamplingMetadata  # noqa: E402
 
+from ullage.drivers import procfs  # noqa: E402
 from ullage.errors import DoesNotFit  # noqa: E402
 from ullage.units import MIB  # noqa: E402
 from ullage.vllm_plugin import compiled, warm_up  # noqa: E402
@@ -129,7 +130,10 @@ def test_a_step_that_would_not_fit_is_refused_before_it_runs():
     assert max(tokens for tokens, _ in runner.steps) == runner.max_num_tokens // 4
 
 
-def test_the_requests_buffers_are_written_and_keep_what_they_hold():
+def test_the_requests_buffers_get_their_memory_and_keep_what_they_hold():
     runner = Runner()
+    runner.input_batch.untouched = torch.empty(128 * MIB, dtype=torch.uint8)
+    before_bytes = procfs.rss_bytes("self") or 0
     warmed(runner)
+    assert (procfs.rss_bytes("self") or 0) - before_bytes > 120 * MIB
     assert runner.input_batch.tokens.eq(7).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -18,10 +19,16 @@ pytest.importorskip("aiohttp", reason="comes with the engine")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import record
 from harness.client import Answer
+from harness.ledger import ledger_lines
 from harness.pool import PoolState
+from harness.record import Record
+from ullage.accounting.ledger import Ledger
+from ullage.budget import Engine, budget
 from ullage.devices.base import MemoryParts, ProcessReading
 from ullage.errors import Unreadable
+from ullage.report.ledger import ledger_text
 from ullage.units import GIB, MIB
 
 stress = importlib.import_module("stress")
@@ -190,6 +197,82 @@ def test_the_goal_needs_the_share_and_no_more_pages_read_again(
     assert kv_share.table(runs)
 
 
+def test_the_shares_alone_reach_their_part_of_the_goal_without_any_load() -> None:
+    def alone(share: float) -> dict[str, Any]:
+        return {"files": "cold", "error": None, "tight": {"kv_share": share}}
+
+    assert kv_share.reached(kv_share.summary([alone(0.94)]), share_only=True)
+    assert not kv_share.reached(kv_share.summary([alone(0.92)]), share_only=True)
+    assert not kv_share.reached(kv_share.summary([alone(0.94)]))
+
+
+def test_the_second_share_keeps_the_peak_that_the_plugin_s_ledger_names() -> None:
+    """1400 / (2316 - 512); the margin and others are no peak."""
+    bounds = budget(
+        total_bytes=4 * GIB,
+        available_bytes=3 * GIB,
+        engine=Engine(used_bytes=0, kv_bytes=0, transient_bytes=512 * MIB, later_bytes=MIB),
+        margin_bytes=64 * MIB,
+        utilization=None,
+    )
+    ledger = Ledger(total_bytes=4 * GIB, lines=bounds.deductions)
+    log = ["ullage: 7 KV cache blocks fit.", *ledger_text(ledger).splitlines()]
+    left = {"left_bytes": 2316 * MIB}
+    told = kv_share.with_peak_kept(left, 1400 * MIB, ledger_lines(log))
+    assert told["ledger_peak_bytes"] == 512 * MIB
+    assert told["kv_share_with_peak_kept"] == pytest.approx(1400 / 1804, abs=1e-4)
+    assert kv_share.with_peak_kept(left, 1400 * MIB, [])["kv_share_with_peak_kept"] is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limited:
+    limit_bytes: int = 4 * GIB
+    files: str = "warm"
+
+
+def test_with_the_shares_alone_one_engine_starts_and_nothing_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    started: list[str] = []
+    engine = SimpleNamespace(
+        server=SimpleNamespace(port=1, log=log),
+        group=SimpleNamespace(oom_kills=lambda: 0),
+        kv_tokens=1,
+        kv_bytes=1,
+    )
+
+    def serving(trial: Any, side: Any, directory: Path, phase: Any) -> Any:
+        started.append(directory.name)
+        return contextlib.nullcontext(engine)
+
+    async def answered(*_: Any) -> dict[str, Any]:
+        return {"kv_share": 0.94}
+
+    async def loaded(*_: Any) -> dict[str, Any]:
+        return {"refaulted_pages": 3}
+
+    monkeypatch.setattr(kv_share, "serving", serving)
+    monkeypatch.setattr(kv_share, "at_ready", answered)
+    monkeypatch.setattr(kv_share, "under_load", loaded)
+    monkeypatch.setattr(kv_share, "with_more_room", lambda trial, side: (trial, side))
+    trial = Limited()
+
+    def once(*, share_only: bool) -> dict[str, Any]:
+        started.clear()
+        told: dict[str, Any] = kv_share.run_once(
+            trial, "cold", tmp_path, lambda text: None, share_only=share_only
+        )
+        assert told["tight"]["kv_share"] == 0.94
+        return told
+
+    assert "refaulted_pages" not in once(share_only=True)["tight"]
+    assert started == ["tight"]
+    assert once(share_only=False)["wide"]["refaulted_pages"] == 3
+    assert started == ["tight", "wide"]
+
+
 @given(st.integers(1, 300), st.floats(1, 500), st.integers(0, 99))
 def test_every_part_of_a_start_is_cut_once(count: int, ready_s: float, seed: int) -> None:
     span_s = ready_s * cut_starts.BEYOND_READY
@@ -234,13 +317,57 @@ def test_what_the_next_start_neither_cleans_nor_ignores_is_left_over(
     assert "| stock: shm |" in table
 
 
-def test_a_series_that_was_stopped_is_carried_on_only_where_it_is_the_same(tmp_path: Path) -> None:
-    record = SimpleNamespace(path=tmp_path / "cut_starts.json", settings={"seed": 1})
-    assert cut_starts.earlier(record) == []
-    record.path.write_text(json.dumps({"settings": {"seed": 1}, "runs": [PROOF, CUT]}))
-    assert cut_starts.earlier(record) == [PROOF, CUT]
-    record.settings = {"seed": 2}
-    assert cut_starts.earlier(record) == []
+def cut_record(directory: Path, seed: int = 1, begun_at: str = "aaa") -> Record:
+    return Record(
+        name="cut_starts",
+        directory=directory,
+        question="?",
+        goal="!",
+        command="x",
+        where="here",
+        settings={"seed": seed},
+        begun_at=begun_at,
+    )
+
+
+def test_a_series_that_was_stopped_is_carried_on_only_with_its_settings_and_its_commit(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    assert cut_starts.earlier(cut_record(tmp_path), said.append) == []
+    assert said == []
+    mine = [{**run, "commit": "aaa"} for run in (PROOF, CUT)]
+    cut_record(tmp_path).write([*mine, {**CUT, "number": 2, "commit": "bbb"}], {}, "")
+    assert cut_starts.earlier(cut_record(tmp_path), said.append) == mine
+    assert said[0] == "carried on, runs of aaa: 2"
+    assert said[1].endswith("changed files: 1")
+    assert cut_starts.earlier(cut_record(tmp_path, seed=2), said.append) == []
+    assert cut_starts.earlier(cut_record(tmp_path, begun_at="ccc"), said.append) == []
+    assert said[-1].endswith("changed files: 3")
+
+
+def test_a_run_of_changed_files_is_never_carried_on(tmp_path: Path) -> None:
+    changed = "aaa" + record.CHANGED
+    cut_record(tmp_path).write([{**PROOF, "commit": changed}], {}, "")
+    assert cut_record(tmp_path, begun_at=changed).earlier() == ([], 1)
+
+
+def test_every_run_of_a_series_has_the_commit_that_it_ran_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run is one during which the files became others."""
+    heads = iter(("aaa", "aaa", "bbb", "bbb"))
+    monkeypatch.setattr(cut_starts, "commit", lambda: next(heads))
+    monkeypatch.setattr(cut_starts, "check_place", lambda limit_bytes: "here")
+    settings = SimpleNamespace(flags=lambda: ())
+    series = contextlib.nullcontext(SimpleNamespace(settings=settings))
+    monkeypatch.setattr(cut_starts, "series_below", lambda logs: series)
+    monkeypatch.setattr(cut_starts, "rest", lambda *_: [PROOF, CUT, PROOF])
+    options = argparse.Namespace(output=tmp_path, starts=1, seed=1, afresh=False)
+    runs = cut_starts.measure(options, lambda text: None)
+    assert [run["commit"] for run in runs] == ["aaa", "aaa at the start, bbb at the end", "bbb"]
+    told = json.loads((tmp_path / "cut_starts.json").read_text())
+    assert [run["commit"] for run in told["runs"]] == [run["commit"] for run in runs]
 
 
 def test_a_series_goes_on_where_it_stopped_and_ends_with_a_start_that_is_let_through(
