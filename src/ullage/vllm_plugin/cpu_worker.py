@@ -87,7 +87,13 @@ class UllageCPUWorker(SleepingCPUWorker):
         """Refuses, before the weights are read, what could not fit."""
         self._recorder.lap("device and ranks")
         self._recorder.flags(self.vllm_config)
-        early = refused_early(self, self._rules, self._settings.margin_bytes)
+        early = refused_early(
+            self,
+            self._rules,
+            margin_bytes=self._settings.margin_bytes,
+            ranks=self._ranks,
+            room=self._tenant.room,
+        )
         with self._recorder.refusals(), self._tenant.leaving_on_error(), early:
             super().load_model(load_dummy_weights=load_dummy_weights)
         self._recorder.lap("load")

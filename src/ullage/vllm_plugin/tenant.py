@@ -12,13 +12,16 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+from ullage.accounting.ceiling import Ceiling
 from ullage.accounting.exact import limiting
 from ullage.accounting.leases import (
     Lease,
     Process,
     Promise,
     foreign_bytes,
+    needed_by_source,
     promised_bytes,
+    promised_of_more,
     refuse_if_promised,
 )
 from ullage.accounting.snapshot import Snapshot
@@ -74,6 +77,24 @@ class Tenant:
                 "each with its share, such as ULLAGE_SHARE=1/2.",
                 gib(self._lease.limit_bytes),
             )
+
+    def room(self, most: Ceiling) -> Ceiling:
+        """The least of `most`, what others will not need of it, and what the promise leaves."""
+        share = self._settings.share
+        if self._lease is None:
+            return most
+        needed = needed_by_source(self._others(), host.identities()).get(most.source, 0)
+        most = replace(most, available_bytes=max(0, most.available_bytes - needed))
+        if share is None:
+            return most
+        taken_bytes = host.held_bytes(pids(self._lease)) or 0
+        promised = Ceiling(
+            source=f"the share {share} of {self._source}",
+            total_bytes=self._lease.promised_bytes,
+            available_bytes=max(0, self._lease.promised_bytes - taken_bytes),
+            share=promised_of_more(share),
+        )
+        return min(most, promised, key=lambda each: each.available_bytes)
 
     @contextmanager
     def leaving_on_error(self) -> Iterator[None]:
