@@ -17,13 +17,13 @@ WITHIN_S = 30  # a rank that is left waiting fails the test
 class _ThreadRanks(Ranks):
     def __init__(self, rank: int, told: list[Any], barrier: threading.Barrier) -> None:
         super().__init__(rank=rank, size=len(told))
-        self._all = told
+        self._told_by = told
         self._barrier = barrier
 
     def _exchange(self, answer: Any) -> tuple[Any, ...]:
-        self._all[self.rank] = answer
+        self._told_by[self.rank] = answer
         self._barrier.wait(WITHIN_S)
-        answers = tuple(copy.deepcopy(each) for each in self._all)
+        answers = tuple(copy.deepcopy(each) for each in self._told_by)
         self._barrier.wait(WITHIN_S)
         return answers
 

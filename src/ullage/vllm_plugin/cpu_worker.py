@@ -209,11 +209,14 @@ class UllageCPUWorker(SleepingCPUWorker):
             capacity, granularity_bytes=memory.capabilities.granularity_bytes
         )
         self._observer.check_addresses(layout.size_bytes)
-        self._cache = self._ranks.in_turn(
-            lambda: KVCache(memory, layout, available=self._observer.available_bytes)
-        )
+
+        def bound() -> KVCache:
+            # Kept at once: `_release` closes it where a later rank fails.
+            self._cache = KVCache(memory, layout, available=self._observer.available_bytes)
+            return self._cache
+
         self._capacity = capacity
-        return self._cache
+        return self._ranks.in_turn(bound)
 
     def _release(self) -> None:
         if self._cache is not None:

@@ -27,7 +27,8 @@ class Ranks:
         self.rank = rank
         self.size = size
         self._group = group
-        self._told: Exception | None = None
+        self._told: Exception | None = None  # within an exchange: it keeps its frames' values
+        self._depth = 0
 
     def gather(self, work: Callable[[], T]) -> tuple[T, ...]:
         """Every rank works; all get every rank's answer, by rank, once the last one is done.
@@ -37,6 +38,15 @@ class Ranks:
         """
         if self.size == 1:
             return (work(),)
+        self._depth += 1
+        try:
+            return self._all(work)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._told = None
+
+    def _all(self, work: Callable[[], T]) -> tuple[T, ...]:
         try:
             answer: Any = work()
         except Exception as error:
