@@ -21,7 +21,7 @@ class _ThreadRanks(Ranks):
         self._barrier = barrier
 
     def _exchange(self, answer: Any) -> tuple[Any, ...]:
-        self._told_by[self.rank] = answer
+        self._told_by[self.rank] = copy.deepcopy(answer)
         self._barrier.wait(WITHIN_S)
         answers = tuple(copy.deepcopy(each) for each in self._told_by)
         self._barrier.wait(WITHIN_S)
