@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,38 @@ def test_a_host_that_cannot_be_read_leaves_the_baseline_open(state: Path):
 def test_a_model_whose_name_is_no_text_is_told_with_escapes(state: Path):
     recorder(model="/models/\udcff").finish("started")
     assert written(state)["model"] == "/models/\\udcff"
+
+
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ("https://me:hf?SECRET@host/m", "https://host/m"),
+        ("s3://bucket/m?token=hf_SECRET#hf_SECRET", "s3://bucket/m"),
+        ("org/model", "org/model"),
+        ("/models/a@b?c", "/models/a@b?c"),
+    ],
+)
+def test_an_address_keeps_no_user_and_no_query(state: Path, model: str, kept: str):
+    recorder(model=model).finish("stock", f"It is '{model}'. Do this.")
+    assert written(state)["model"] == kept
+    assert written(state)["outcome"]["reason"] == f"It is '{kept}'. Do this."
+
+
+def test_a_reason_has_at_most_so_many_characters(state: Path):
+    recorder().finish("refused", "x" * 100_000)
+    assert len(written(state)["outcome"]["reason"]) < 2100
+
+
+def test_a_stderr_that_nobody_reads_ends_no_start_and_the_receipt_is_written(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reading, writing = os.pipe()
+    os.close(reading)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda _, text: write(writing, text))
+    recorder(explain=True).finish("started")
+    os.close(writing)
+    assert written(state)["outcome"]["kind"] == "started"
 
 
 def test_explaining_prints_the_receipt_once_to_stderr_and_not_while_it_is_only_sized(

@@ -106,8 +106,9 @@ def _append(answers: list[T], work: Callable[[], T] | None) -> None:
 
 
 def _as_ours(error: Exception, rank: int) -> UllageError:
+    """Without the text of an error that is not ours: it may be of any length, and hold a token."""
     if isinstance(error, UllageError):
         return error
     return EngineFailed(
-        f"Rank {rank} failed with {type(error).__name__}: {error}. Its own log lines say where."
+        f"Rank {rank} failed with {type(error).__name__}. Its own log lines say where and why."
     )

@@ -6,10 +6,11 @@ Imports nothing of vLLM: a start that ends before the engine's imports has a rec
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from ullage import receipts
 from ullage.accounting.snapshot import Snapshot
@@ -29,6 +30,10 @@ from ullage.report.receipt_text import receipt_text
 from ullage.vllm_plugin import described
 from ullage.vllm_plugin.decision import Decision
 from ullage.vllm_plugin.settings import Settings
+
+_USER: Final = re.compile(r"(\w://)[^\s/]*@")
+_QUERY: Final = re.compile(r"(\w://[^\s?#'\"]*)[?#][^\s'\"]*")
+_MOST_CHARACTERS: Final = 2000
 
 Warn = Callable[[str], object]
 
@@ -125,10 +130,11 @@ class Recorder:
             written_at_s=time.time(),
             phases=tuple(self._phases),
         )
+        self._write(receipt)
         if self._settings.explain and kind != "sized":
             # One call, so that the lines of other processes do not come in between.
-            os.write(2, receipt_text(receipt).encode())
-        self._write(receipt)
+            with suppress(OSError):  # stderr may be a pipe that nobody reads any more
+                os.write(2, receipt_text(receipt).encode())
 
     def _write(self, receipt: Receipt) -> None:
         where = receipts.folder(os.environ)
@@ -144,8 +150,9 @@ class Recorder:
 
 
 def _printable(text: str) -> str:
-    """A file's name may hold bytes that are no text."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """A file's name may hold bytes that are no text, and an address what opens a door."""
+    clean = _QUERY.sub(r"\1", _USER.sub(r"\1", text.encode("utf-8", "backslashreplace").decode()))
+    return clean if len(clean) <= _MOST_CHARACTERS else f"{clean[:_MOST_CHARACTERS]} ..."
 
 
 def _step(step: Any) -> StepReport:
