@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.memory import PAGE, FakeMemory
+from fakes.ranks import on_ranks
+from fakes.receipt import full_receipt
 from ullage.accounting.snapshot import Snapshot
 from ullage.errors import DoesNotFit, Unreadable
 from ullage.kv.cache import KVCache
 from ullage.kv.size import Layout, Segment
 from ullage.vllm_plugin import settings
+from ullage.vllm_plugin.ranks import Ranks
 from ullage.vllm_plugin.recorder import Recorder
 
 LAYOUT = Layout(
@@ -26,6 +29,8 @@ LAYOUT = Layout(
     segments=(Segment(offset_bytes=0, stride_bytes=16),),
     granularity_bytes=PAGE,
 )
+TAKEN: Any = full_receipt().final
+DECISION: Any = SimpleNamespace(ledger=full_receipt().ledger, budget=full_receipt().budget)
 STEPS = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 1000)), max_size=10)
 
 
@@ -121,6 +126,31 @@ def test_sized_becomes_started_in_the_same_file(state: Path):
         "block_bytes": 16,
         "physical_bytes": 32,
     }
+
+
+def test_of_several_ranks_steps_peaks_and_the_cache_are_all_ranks(state: Path):
+    def start(ranks: Ranks) -> None:
+        cache = KVCache(FakeMemory(), LAYOUT)
+        cache.commit(2)
+        own = recorder(rank=ranks.rank)
+        own.sized(taken=TAKEN, decision=DECISION, warmed=[warmed(1.0), warmed(2.0)])
+        own.committed([], cache, ranks)
+        own.finish("started")
+
+    on_ranks(2, start)
+    receipt = written(state)
+    assert receipt["transient_bytes"] == 14
+    assert receipt["steps"] == [
+        {"name": "decode", "peak_rss_bytes": 20, "kept_rss_bytes": 6, "elapsed_s": 2.0}
+    ]
+    assert receipt["cache"]["block_bytes"] == 32
+    assert receipt["cache"]["physical_bytes"] == 64
+    assert receipt["cache"]["blocks"] == 2
+
+
+def warmed(elapsed_s: float) -> Any:
+    step = SimpleNamespace(name="decode", peak_rss_bytes=10, kept_rss_bytes=3, elapsed_s=elapsed_s)
+    return SimpleNamespace(transient_bytes=7, steps=(step,))
 
 
 def test_layers_that_keep_different_parts_of_a_request_have_no_one_number_of_tokens(state: Path):

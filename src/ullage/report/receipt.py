@@ -80,7 +80,10 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """A step of the warm-up: its process's peak while it ran, and what stayed after it."""
+    """A step of the warm-up: its process's peak while it ran, and what stayed after it.
+
+    Of several ranks both are sums, and the step is as long as its slowest rank's.
+    """
 
     name: str
     peak_rss_bytes: int
@@ -98,7 +101,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheReport:
-    """`tokens` is None where layers differ in how many of them a request keeps."""
+    """Of all ranks.  `tokens` is None where layers differ in how many of them a request keeps."""
 
     blocks: int
     tokens: int | None
@@ -123,7 +126,7 @@ class Receipt:
     final: Moment | None = None  # after the warm-up
     ledger: LedgerReport | None = None  # of `final`, with the KV cache in it
     budget: Budget | None = None
-    transient_bytes: int | None = None
+    transient_bytes: int | None = None  # of all ranks together
     steps: tuple[StepReport, ...] = ()
     cache: CacheReport | None = None
     phases: tuple[Phase, ...] = ()

@@ -133,7 +133,7 @@ class UllageCPUWorker(SleepingCPUWorker):
             self._ranks.together(lambda: self._commit(kv_cache_config, cache))
             self._ranks.first(self._tenant.committed)
         self._recorder.lap("bind")
-        self._recorder.committed(kv_cache_config.kv_cache_groups, cache)
+        self._recorder.committed(kv_cache_config.kv_cache_groups, cache, self._ranks)
         self._recorder.finish("started")
 
     def shutdown(self) -> None:

@@ -29,6 +29,7 @@ from ullage.report.receipt import (
 from ullage.report.receipt_text import receipt_text
 from ullage.vllm_plugin import described
 from ullage.vllm_plugin.decision import Decision
+from ullage.vllm_plugin.ranks import ALONE, Ranks
 from ullage.vllm_plugin.settings import Settings
 
 _USER: Final = re.compile(r"(\w://)[^\s/]*@")
@@ -83,8 +84,8 @@ class Recorder:
         except Unreadable:
             self._fields["baseline"] = None
 
-    def sized(self, *, taken: Snapshot, decision: Decision, warmed: Any) -> None:
-        """`warmed` is a `warm_up.WarmUp`: that module needs torch."""
+    def sized(self, *, taken: Snapshot, decision: Decision, warmed: Sequence[Any]) -> None:
+        """`warmed`: the `warm_up.WarmUp` of each rank; that module needs torch."""
         ledger = decision.ledger
         self._fields |= {
             "final": moment(taken),
@@ -94,19 +95,20 @@ class Recorder:
                 residual_bytes=ledger.residual_bytes,
             ),
             "budget": decision.budget,
-            "transient_bytes": warmed.transient_bytes,
-            "steps": tuple(_step(each) for each in warmed.steps),
+            "transient_bytes": sum(each.transient_bytes for each in warmed),
+            "steps": tuple(map(_step, *(each.steps for each in warmed))),
         }
 
-    def committed(self, groups: Sequence[Any], cache: KVCache) -> None:
-        """`groups`: the engine's, of layers that keep the same of a request."""
+    def committed(self, groups: Sequence[Any], cache: KVCache, ranks: Ranks = ALONE) -> None:
+        """`groups`: the engine's, of layers that keep the same of a request.  All ranks call."""
         block_tokens = groups[0].kv_cache_spec.block_size if len(groups) == 1 else None
         blocks = cache.committed_blocks
+        sizes = ranks.gather(lambda: (cache.layout.block_bytes, cache.physical_bytes))
         self._fields["cache"] = CacheReport(
             blocks=blocks,
             tokens=None if block_tokens is None else blocks * block_tokens,
-            block_bytes=cache.layout.block_bytes,
-            physical_bytes=cache.physical_bytes,
+            block_bytes=sum(block_bytes for block_bytes, _ in sizes),
+            physical_bytes=sum(physical_bytes for _, physical_bytes in sizes),
         )
 
     @contextmanager
@@ -155,10 +157,10 @@ def _printable(text: str) -> str:
     return clean if len(clean) <= _MOST_CHARACTERS else f"{clean[:_MOST_CHARACTERS]} ..."
 
 
-def _step(step: Any) -> StepReport:
+def _step(*of_each_rank: Any) -> StepReport:
     return StepReport(
-        name=step.name,
-        peak_rss_bytes=step.peak_rss_bytes,
-        kept_rss_bytes=step.kept_rss_bytes,
-        elapsed_s=step.elapsed_s,
+        name=of_each_rank[0].name,
+        peak_rss_bytes=sum(step.peak_rss_bytes for step in of_each_rank),
+        kept_rss_bytes=sum(step.kept_rss_bytes for step in of_each_rank),
+        elapsed_s=max(step.elapsed_s for step in of_each_rank),
     )

@@ -89,9 +89,10 @@ class Sizing:
             heap_spreads=self.heap_spreads,
         )
         parts = self.ranks.gather(lambda: part)
-        return self.ranks.first(lambda: self._decide(parts, warmed))
+        every = self.ranks.gather(lambda: warmed)
+        return self.ranks.first(lambda: self._decide(parts, every))
 
-    def _decide(self, parts: Sequence[Part], warmed: warm_up.WarmUp) -> Decision:
+    def _decide(self, parts: Sequence[Part], warmed: Sequence[warm_up.WarmUp]) -> Decision:
         """For all ranks."""
         taken = self.observer.take()
         block_bytes = sum(part.layout.block_bytes for part in parts)
