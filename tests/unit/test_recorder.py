@@ -40,7 +40,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "receipts"
 
 
-def recorder(warnings: list[str] | None = None, model: str = "org/model", **how: Any) -> Recorder:
+def recorder(
+    warnings: list[str] | None = None, model: str | None = "org/model", **how: Any
+) -> Recorder:
     environment = {"ULLAGE_EXPLAIN": "1"} if how.pop("explain", False) else {}
     return Recorder(
         model=model,
@@ -104,10 +106,25 @@ def test_a_refusal_is_written_with_its_sentence_and_goes_on(state: Path):
     assert written(state)["outcome"] == {"kind": "refused", "reason": "It is so. Do this."}
 
 
-def test_an_error_that_is_not_ours_is_not_called_a_refusal(state: Path):
-    with pytest.raises(ZeroDivisionError), recorder().refusals():
+def test_a_start_that_ends_by_an_error_that_is_not_ours_or_is_killed_has_begun(state: Path):
+    start = recorder()
+    start.baseline(lambda: TAKEN)
+    with pytest.raises(ZeroDivisionError), start.refusals():
         raise ZeroDivisionError
-    assert not state.exists()
+    assert written(state)["outcome"] == {"kind": "begun", "reason": None}
+    assert written(state)["baseline"]["total_bytes"] == TAKEN.total_bytes
+
+
+def test_what_has_begun_becomes_what_it_ended_with_in_the_same_file(state: Path):
+    start = recorder()
+    start.baseline(lambda: TAKEN)
+    start.finish("stock", "It is so. Do this.")
+    assert written(state)["outcome"]["kind"] == "stock"
+
+
+def test_a_start_whose_model_is_not_known_has_none(state: Path):
+    recorder(model=None).finish("stock", "It is so. Do this.")
+    assert written(state)["model"] is None
 
 
 def test_sized_becomes_started_in_the_same_file(state: Path):
@@ -243,6 +260,7 @@ def test_explaining_prints_the_receipt_once_to_stderr_and_not_while_it_is_only_s
     state: Path, capfd: pytest.CaptureFixture[str]
 ):
     start = recorder(explain=True)
+    start.baseline(lambda: TAKEN)
     start.finish("sized")
     assert capfd.readouterr() == ("", "")
     start.finish("started")

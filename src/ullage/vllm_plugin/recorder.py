@@ -49,7 +49,7 @@ class Recorder:
     def __init__(
         self,
         *,
-        model: str,
+        model: str | None,
         settings: Settings,
         warn: Warn,
         rank: int = 0,
@@ -64,7 +64,7 @@ class Recorder:
         self._fields: dict[str, Any] = {
             "name": receipts.new_name(),
             "started_at_s": time.time(),
-            "model": _printable(model),
+            "model": None if model is None else _printable(model),
             "versions": described.versions(),
             "device": described.device(),
         }
@@ -79,10 +79,12 @@ class Recorder:
         self._fields["flags"] = described.flags(config, self._settings)
 
     def baseline(self, take: Callable[[], Snapshot]) -> None:
+        """Before the weights.  From here on the start has a receipt, also where it is killed."""
         try:
             self._fields["baseline"] = moment(take())
         except Unreadable:
             self._fields["baseline"] = None
+        self.finish("begun")
 
     def sized(self, *, taken: Snapshot, decision: Decision, warmed: Sequence[Any]) -> None:
         """`warmed`: the `warm_up.WarmUp` of each rank; that module needs torch."""
@@ -133,7 +135,7 @@ class Recorder:
             phases=tuple(self._phases),
         )
         self._write(receipt)
-        if self._settings.explain and kind != "sized":
+        if self._settings.explain and kind not in ("begun", "sized"):
             # One call, so that the lines of other processes do not come in between.
             with suppress(OSError):  # stderr may be a pipe that nobody reads any more
                 os.write(2, receipt_text(receipt).encode())
