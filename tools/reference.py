@@ -57,7 +57,8 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "ULLAGE_RECEIPTS": (
         "`ullage/receipts` in the user's state directory",
-        "The folder that keeps a receipt of each start, the newest hundred. `0`: none is kept.",
+        "The folder that keeps a receipt of each start, the newest hundred; `~` is your home. `0`: "
+        "none is kept.",
     ),
     "XDG_RUNTIME_DIR": (
         "unset",

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,13 +31,23 @@ _DRAFT_KEPT_S: Final = 3600.0  # what a start that was ended has left half-writt
 
 
 def folder(environment: Mapping[str, str]) -> Path | None:
-    """Where receipts are kept; None where they are switched off."""
+    """Where receipts are kept; None where they are switched off.  Raises Usage for no path."""
     value = environment.get(SWITCH, "")
     if value == "0":
         return None
     if value in ("", "1"):
         return platformdirs.user_state_path("ullage") / "receipts"
-    return Path(value)
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:
+        raise Usage(f"{SWITCH} is '{value}': {error} Set it to an absolute path.") from error
+
+
+def fix_folder(environment: MutableMapping[str, str]) -> None:
+    """For processes that this one starts, which may have another working directory or home."""
+    where = folder(environment)
+    if environment.get(SWITCH) and where is not None:
+        environment[SWITCH] = str(where)
 
 
 def new_name() -> str:

@@ -144,7 +144,7 @@ def test_whatever_happened_the_ranks_are_in_step_afterwards(name: str):
 
 
 def test_an_error_that_is_not_ours_names_its_rank_on_all():
-    sentence = "Rank 1 failed with ValueError: bad. Its own log lines say where."
+    sentence = "Rank 1 failed with ValueError. Its own log lines say where and why."
     assert answers("another's") == [["EngineFailed", sentence]] * 3
 
 

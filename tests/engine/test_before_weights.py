@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from fakes.ranks import on_ranks
 
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("vllm", reason="needs vLLM")
@@ -17,11 +20,13 @@ with warnings.catch_warnings():
     from vllm.v1.core import kv_cache_utils  # noqa: F401 - not first inside a test, where they raise
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from ullage.accounting.ceiling import Ceiling  # noqa: E402
 from ullage.devices import host  # noqa: E402
 from ullage.devices.base import MemoryParts, Reading  # noqa: E402
 from ullage.errors import DoesNotFit, Unreadable  # noqa: E402
 from ullage.units import GIB, MIB  # noqa: E402
 from ullage.vllm_plugin import before_weights  # noqa: E402
+from ullage.vllm_plugin.ranks import ALONE, Ranks  # noqa: E402
 from ullage.vllm_plugin.versions import TABLE  # noqa: E402
 
 (RULES,) = TABLE
@@ -74,8 +79,35 @@ def _small_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(max_model_len: int, margin_bytes: int = 0) -> Any:
     asked = worker(max_model_len)
-    with before_weights.refused_early(asked, RULES, margin_bytes):
+    early = before_weights.refused_early(
+        asked, RULES, margin_bytes=margin_bytes, ranks=ALONE, room=lambda most: most
+    )
+    with early:
         return base_loader.initialize_model(vllm_config=asked.vllm_config)
+
+
+def checked(max_model_len: int, available_bytes: int) -> Callable[[Ranks], str]:
+    """What a rank is told that has `Layers` and its part of the longest request."""
+    most = Ceiling(source="cgroup1:/job", total_bytes=GIB, available_bytes=available_bytes)
+
+    def told(ranks: Ranks) -> str:
+        try:
+            before_weights.check(Layers(), worker(max_model_len), RULES, ranks, (most, 0))
+        except DoesNotFit as error:
+            return str(error)
+        return ""
+
+    return told
+
+
+def test_what_all_ranks_take_together_is_refused_on_all_with_one_sentence_and_the_advice_fits():
+    """80 MiB for both ranks, 32 of them for weights: 48 MiB hold 24 MiB of context in each."""
+    first, second = on_ranks(2, checked(16_384, 80 * MIB))
+    assert first == second
+    assert first.startswith("The weights take 0.03 GiB")
+    assert "Set --max-model-len to 8192 or less" in first
+    assert on_ranks(2, checked(8192, 80 * MIB)) == ["", ""]
+    assert checked(16_384, 80 * MIB)(ALONE) == ""  # what a rank has by itself would fit
 
 
 def test_weights_count_once_and_those_without_memory_not_at_all():

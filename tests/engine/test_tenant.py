@@ -15,9 +15,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
+from ullage.accounting.ceiling import Ceiling
 from ullage.accounting.leases import Lease
 from ullage.accounting.snapshot import Snapshot, snapshot
 from ullage.budget import Budget
+from ullage.devices import host
 from ullage.devices.base import MemoryParts, Reading
 from ullage.drivers import procfs
 from ullage.errors import OverAvailable, Unreadable
@@ -96,6 +98,40 @@ def test_a_share_is_promised_from_start_to_end_and_its_size_given_again(place, m
     again.leave()
 
 
+def most(available_bytes: int) -> Ceiling:
+    return Ceiling(source="meminfo", total_bytes=8 * GIB, available_bytes=available_bytes)
+
+
+def test_the_room_is_the_least_of_the_most_of_what_others_leave_and_of_the_promise(
+    place, monkeypatch
+):
+    monkeypatch.setattr(host, "identities", lambda: {"meminfo": "host"})
+    monkeypatch.setattr(host, "held_bytes", lambda _: GIB)
+    assert tenant.Tenant().room(most(7 * GIB)) == most(7 * GIB)
+    monkeypatch.setenv("ULLAGE_SHARE", "1/2")
+    engine = tenant.Tenant()
+    engine.enter(Observer(), None)
+    room = engine.room(most(7 * GIB))
+    assert room.source == "the share 1/2 of meminfo"
+    assert room.total_bytes == (8 * GIB - COMMON) // 2
+    assert room.available_bytes == room.total_bytes - GIB
+    other = another_engine(place)  # its promise is as large, and a GiB is taken
+    assert other.needed_bytes == room.available_bytes
+    assert engine.room(most(4 * GIB)) == most(4 * GIB - other.needed_bytes)
+    assert engine.room(most(GIB)) == most(0)
+    engine.leave()
+
+
+def another_engine(place: Path) -> Any:
+    parent = procfs.stat(os.getppid())
+    worker = replace(this_process(), pid=parent.pid, start_time_ticks=parent.start_time_ticks)
+    folder = LeaseFolder(place)
+    other = replace(lease_in(place), worker=worker, frontend_pid=worker.pid)
+    with folder.changing():
+        folder.write(other)
+    return other
+
+
 def test_a_size_that_the_share_did_not_decide_is_not_promised_again(place, monkeypatch):
     monkeypatch.setenv("ULLAGE_SHARE", "1/2")
     observer = Observer()
@@ -144,7 +180,7 @@ def test_nothing_is_said_where_an_engine_came_meanwhile_that_held_memory_without
     observer = Observer()
     engine = tenant.Tenant()
     engine.enter(observer, 0.5)
-    put(place, neighbour(place, "1/2"))
+    another_engine(place)
     observer.foreign_bytes += GIB // 2
     with heard(caplog):
         engine.decided(decision(), observer.take())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ullage.accounting.ceiling import Ceiling
+from ullage.accounting.leases import promised_bytes, promised_of_more
 from ullage.errors import DoesNotFit
 from ullage.units import GIB, MIB, parse_size
 from ullage.vllm_plugin.early import Request, refuse_if_too_large
@@ -86,6 +88,20 @@ def test_what_is_advised_is_not_refused_and_what_fits_never_is(
     if shorter is not None:
         assert int(shorter[1]) % BLOCK == 0
         assert refusal(weights, int(shorter[1]) // BLOCK, available, margin) is None
+
+
+def test_under_a_share_the_limit_is_to_grow_by_as_much_more():
+    half = Ceiling(
+        source="the share 1/2 of cgroup1:/job",
+        total_bytes=2 * GIB,
+        available_bytes=GIB,
+        share=promised_of_more(Fraction(1, 2)),
+    )
+    text = r"1.00 GiB of 2.00 GiB \(the share 1/2 of cgroup1:/job\) .* limit by 1\.02 GiB or more"
+    with pytest.raises(DoesNotFit, match=text):
+        refuse_if_too_large(weights_bytes=GIB + GIB // 2, margin_bytes=0, request=None, most=half)
+    old, new = (promised_bytes(limit, Fraction(1, 2)) for limit in (9 * GIB, 9 * GIB + 2 * GIB))
+    assert 2 * GIB * half.share <= new - old
 
 
 def test_a_start_that_fits_exactly_is_not_refused():

@@ -15,7 +15,7 @@ import pytest
 
 from fakes.receipt import BARE, full_receipt
 from ullage.errors import Unreadable, Usage
-from ullage.receipts import MOST, find, folder, load, names, new_name, write
+from ullage.receipts import MOST, find, fix_folder, folder, load, names, new_name, write
 
 
 def numbered(number: int) -> str:
@@ -107,6 +107,27 @@ def test_where_they_are_kept():
     assert folder({"ULLAGE_RECEIPTS": "1"}) == default
     assert folder({"ULLAGE_RECEIPTS": "0"}) is None
     assert folder({"ULLAGE_RECEIPTS": "/var/receipts"}) == Path("/var/receipts")
+
+
+def test_a_home_is_expanded_and_a_relative_path_is_of_the_process_that_starts_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert folder({"ULLAGE_RECEIPTS": "~/kept"}) == Path("/home/me/kept")
+    environment = {"ULLAGE_RECEIPTS": "kept"}
+    monkeypatch.chdir(tmp_path)
+    fix_folder(environment)
+    monkeypatch.chdir("/")
+    assert folder(environment) == tmp_path / "kept"
+    with pytest.raises(Usage, match="Set it to an absolute path"):
+        folder({"ULLAGE_RECEIPTS": "~no such user/kept"})
+
+
+@pytest.mark.parametrize("switch", [{}, {"ULLAGE_RECEIPTS": "0"}])
+def test_what_is_no_folder_stays_as_it_is(switch: dict[str, str]):
+    environment = dict(switch)
+    fix_folder(environment)
+    assert environment == switch
 
 
 def test_one_is_found_by_its_name_or_as_the_latest(tmp_path: Path):

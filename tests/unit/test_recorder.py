@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.memory import PAGE, FakeMemory
+from fakes.ranks import on_ranks
+from fakes.receipt import full_receipt
 from ullage.accounting.snapshot import Snapshot
 from ullage.errors import DoesNotFit, Unreadable
 from ullage.kv.cache import KVCache
 from ullage.kv.size import Layout, Segment
 from ullage.vllm_plugin import settings
+from ullage.vllm_plugin.ranks import Ranks
 from ullage.vllm_plugin.recorder import Recorder
 
 LAYOUT = Layout(
@@ -25,6 +29,8 @@ LAYOUT = Layout(
     segments=(Segment(offset_bytes=0, stride_bytes=16),),
     granularity_bytes=PAGE,
 )
+TAKEN: Any = full_receipt().final
+DECISION: Any = SimpleNamespace(ledger=full_receipt().ledger, budget=full_receipt().budget)
 STEPS = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 1000)), max_size=10)
 
 
@@ -34,7 +40,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "receipts"
 
 
-def recorder(warnings: list[str] | None = None, model: str = "org/model", **how: Any) -> Recorder:
+def recorder(
+    warnings: list[str] | None = None, model: str | None = "org/model", **how: Any
+) -> Recorder:
     environment = {"ULLAGE_EXPLAIN": "1"} if how.pop("explain", False) else {}
     return Recorder(
         model=model,
@@ -98,10 +106,25 @@ def test_a_refusal_is_written_with_its_sentence_and_goes_on(state: Path):
     assert written(state)["outcome"] == {"kind": "refused", "reason": "It is so. Do this."}
 
 
-def test_an_error_that_is_not_ours_is_not_called_a_refusal(state: Path):
-    with pytest.raises(ZeroDivisionError), recorder().refusals():
+def test_a_start_that_ends_by_an_error_that_is_not_ours_or_is_killed_has_begun(state: Path):
+    start = recorder()
+    start.baseline(lambda: TAKEN)
+    with pytest.raises(ZeroDivisionError), start.refusals():
         raise ZeroDivisionError
-    assert not state.exists()
+    assert written(state)["outcome"] == {"kind": "begun", "reason": None}
+    assert written(state)["baseline"]["total_bytes"] == TAKEN.total_bytes
+
+
+def test_what_has_begun_becomes_what_it_ended_with_in_the_same_file(state: Path):
+    start = recorder()
+    start.baseline(lambda: TAKEN)
+    start.finish("stock", "It is so. Do this.")
+    assert written(state)["outcome"]["kind"] == "stock"
+
+
+def test_a_start_whose_model_is_not_known_has_none(state: Path):
+    recorder(model=None).finish("stock", "It is so. Do this.")
+    assert written(state)["model"] is None
 
 
 def test_sized_becomes_started_in_the_same_file(state: Path):
@@ -120,6 +143,31 @@ def test_sized_becomes_started_in_the_same_file(state: Path):
         "block_bytes": 16,
         "physical_bytes": 32,
     }
+
+
+def test_of_several_ranks_steps_peaks_and_the_cache_are_all_ranks(state: Path):
+    def start(ranks: Ranks) -> None:
+        cache = KVCache(FakeMemory(), LAYOUT)
+        cache.commit(2)
+        own = recorder(rank=ranks.rank)
+        own.sized(taken=TAKEN, decision=DECISION, warmed=[warmed(1.0), warmed(2.0)])
+        own.committed([], cache, ranks)
+        own.finish("started")
+
+    on_ranks(2, start)
+    receipt = written(state)
+    assert receipt["transient_bytes"] == 14
+    assert receipt["steps"] == [
+        {"name": "decode", "peak_rss_bytes": 20, "kept_rss_bytes": 6, "elapsed_s": 2.0}
+    ]
+    assert receipt["cache"]["block_bytes"] == 32
+    assert receipt["cache"]["physical_bytes"] == 64
+    assert receipt["cache"]["blocks"] == 2
+
+
+def warmed(elapsed_s: float) -> Any:
+    step = SimpleNamespace(name="decode", peak_rss_bytes=10, kept_rss_bytes=3, elapsed_s=elapsed_s)
+    return SimpleNamespace(transient_bytes=7, steps=(step,))
 
 
 def test_layers_that_keep_different_parts_of_a_request_have_no_one_number_of_tokens(state: Path):
@@ -176,10 +224,43 @@ def test_a_model_whose_name_is_no_text_is_told_with_escapes(state: Path):
     assert written(state)["model"] == "/models/\\udcff"
 
 
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ("https://me:hf?SECRET@host/m", "https://host/m"),
+        ("s3://bucket/m?token=hf_SECRET#hf_SECRET", "s3://bucket/m"),
+        ("org/model", "org/model"),
+        ("/models/a@b?c", "/models/a@b?c"),
+    ],
+)
+def test_an_address_keeps_no_user_and_no_query(state: Path, model: str, kept: str):
+    recorder(model=model).finish("stock", f"It is '{model}'. Do this.")
+    assert written(state)["model"] == kept
+    assert written(state)["outcome"]["reason"] == f"It is '{kept}'. Do this."
+
+
+def test_a_reason_has_at_most_so_many_characters(state: Path):
+    recorder().finish("refused", "x" * 100_000)
+    assert len(written(state)["outcome"]["reason"]) < 2100
+
+
+def test_a_stderr_that_nobody_reads_ends_no_start_and_the_receipt_is_written(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reading, writing = os.pipe()
+    os.close(reading)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda _, text: write(writing, text))
+    recorder(explain=True).finish("started")
+    os.close(writing)
+    assert written(state)["outcome"]["kind"] == "started"
+
+
 def test_explaining_prints_the_receipt_once_to_stderr_and_not_while_it_is_only_sized(
     state: Path, capfd: pytest.CaptureFixture[str]
 ):
     start = recorder(explain=True)
+    start.baseline(lambda: TAKEN)
     start.finish("sized")
     assert capfd.readouterr() == ("", "")
     start.finish("started")

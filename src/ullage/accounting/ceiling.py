@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ullage.devices.base import Reading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """At most `available_bytes` of `total_bytes` can be taken, says `source`."""
+    """At most `available_bytes` of `total_bytes` can be taken, says `source`.
+
+    `share`: how much of what the memory limit is raised by can be taken too.
+    """
 
     source: str
     total_bytes: int
     available_bytes: int
+    share: Fraction = Fraction(1)
 
 
 def ceiling(readings: Sequence[Reading]) -> Ceiling | None:

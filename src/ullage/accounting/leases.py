@@ -115,6 +115,11 @@ def promised_bytes(limit_bytes: int, share: Fraction | None) -> int:
     return int(share * max(0, limit_bytes - common_bytes))
 
 
+def promised_of_more(share: Fraction) -> Fraction:
+    """The least that a limit raised by 1 promises more."""
+    return share * (1 - Fraction(1, _COMMON_DIVISOR))
+
+
 def refuse_if_promised(share: Fraction | None, limit: str, others: Sequence[Lease]) -> None:
     """Raises DoesNotFit where the others of `limit` leave no room for `share`.  None: any room."""
     present = [lease for lease in others if lease.limit == limit]

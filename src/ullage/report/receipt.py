@@ -18,15 +18,17 @@ NOT_MODELED: Final = (
     "swap: it never counts as available",
 )
 
-# started: the KV cache is committed and bound.  sized: the engine had its answer and has not
-# committed yet; it stays so where the engine itself refuses, or the start is ended.  refused: ended
-# with ullage's error.  stock: left to the stock engine.
-Kind = Literal["started", "sized", "refused", "stock"]
+# begun: the worker runs, and the weights are not read yet; it stays so where the start is killed
+# before it is sized, or ended by an error that is not ullage's.  sized: the engine had its answer
+# and has not committed yet; it stays so where the engine itself refuses, or the start is ended.
+# started: the KV cache is committed and bound.  refused: ended with ullage's error.  stock: left to
+# the stock engine.
+Kind = Literal["begun", "sized", "started", "refused", "stock"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """`reason` is None where it needs none: started, sized."""
+    """`reason` is None where it needs none: begun, started, sized."""
 
     kind: Kind
     reason: str | None = None
@@ -80,7 +82,10 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """A step of the warm-up: its process's peak while it ran, and what stayed after it."""
+    """A step of the warm-up: its process's peak while it ran, and what stayed after it.
+
+    Of several ranks both are sums, and the step is as long as its slowest rank's.
+    """
 
     name: str
     peak_rss_bytes: int
@@ -98,7 +103,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheReport:
-    """`tokens` is None where layers differ in how many of them a request keeps."""
+    """Of all ranks.  `tokens` is None where layers differ in how many of them a request keeps."""
 
     blocks: int
     tokens: int | None
@@ -115,7 +120,7 @@ class Receipt:
     started_at_s: float  # Unix time, of the first phase
     written_at_s: float  # Unix time
     outcome: Outcome
-    model: str
+    model: str | None  # None: left to stock before that was known
     versions: Versions
     flags: Flags | None = None
     device: Device | None = None
@@ -123,7 +128,7 @@ class Receipt:
     final: Moment | None = None  # after the warm-up
     ledger: LedgerReport | None = None  # of `final`, with the KV cache in it
     budget: Budget | None = None
-    transient_bytes: int | None = None
+    transient_bytes: int | None = None  # of all ranks together
     steps: tuple[StepReport, ...] = ()
     cache: CacheReport | None = None
     phases: tuple[Phase, ...] = ()
@@ -135,7 +140,7 @@ class Summary:
     name: str
     started_at_s: float
     outcome: Outcome
-    model: str
+    model: str | None
     cache: CacheReport | None
 
 

@@ -37,9 +37,9 @@ def receipts_text(report: ReceiptsReport) -> str:
 def _summary_rows(each: Summary) -> Iterator[str]:
     size = "" if each.cache is None else f", {_cache(each.cache)}"
     yield f"{each.name}  {each.outcome.kind}{size}"
-    yield _wrapped("  ", each.model)
-    if each.outcome.reason is not None:
-        yield _wrapped("  ", each.outcome.reason)
+    for text in (each.model, each.outcome.reason):
+        if text is not None:
+            yield _wrapped("  ", text)
 
 
 def _head(receipt: Receipt) -> str:

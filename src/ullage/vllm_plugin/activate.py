@@ -10,6 +10,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from ullage import receipts
 from ullage.drivers import malloc
 from ullage.errors import Unsupported
 from ullage.vllm_plugin import core_tokenizer, prompt_logprobs, settings, versions
@@ -27,13 +28,14 @@ def activate() -> None:
     settings.read(os.environ)  # raises where a value is none, before anything is loaded
     if not _is_started_by_the_engine():
         os.environ[settings.FRONTEND] = str(os.getpid())  # whatever an engine above us left there
+        receipts.fix_folder(os.environ)
     engine = versions.installed()
     rules = versions.rules_for(engine)
     if rules is None:
         known = ", ".join(str(row.versions) for row in versions.TABLE)
-        fall_back(f"vLLM {engine} is not in the table of known versions ({known})")
+        _leave(None, f"vLLM {engine} is not in the table of known versions ({known})")
     elif not current_platform.is_cpu():
-        fall_back(f"the platform is {current_platform.device_name}, and only CPU is handled yet")
+        _leave(None, f"the platform is {current_platform.device_name}, and only CPU is handled yet")
     else:
         _wrap_configuration(type(current_platform), rules)
         core_tokenizer.load_first()
@@ -109,23 +111,24 @@ def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
         os.environ[malloc.TUNABLES] = malloc.with_huge_pages(os.environ)
         prompt_logprobs.refuse(allowed=settings.read(os.environ).prompt_logprobs)
     else:
-        _leave(vllm_config, reason)
+        _leave(None if vllm_config.model_config is None else vllm_config, reason)
 
 
-def _leave(vllm_config: Any, reason: str) -> None:
+def _leave(vllm_config: Any | None, reason: str) -> None:
     """To stock, or refused where that is not allowed.  The front end's receipt says which: there is
-    no worker of ours that would write one."""
-    if not _is_frontend() or vllm_config.model_config is None:
+    no worker of ours that would write one.  None: what is to start is not known."""
+    if not _is_frontend():
         fall_back(reason)
         return
-    recorder = _recorder(vllm_config.model_config.model, reason)
-    recorder.flags(vllm_config)
+    recorder = _recorder(None if vllm_config is None else vllm_config.model_config.model, reason)
+    if vllm_config is not None:
+        recorder.flags(vllm_config)
     with recorder.refusals():
         fall_back(reason)
     recorder.finish("stock", reason)
 
 
 @functools.cache
-def _recorder(model: str, reason: str) -> Recorder:
+def _recorder(model: str | None, reason: str) -> Recorder:
     """One for all configurations that a front end makes on its way to one engine."""
     return Recorder(model=model, settings=settings.read(os.environ), warn=logger.warning)

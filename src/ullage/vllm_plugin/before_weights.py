@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from ullage.accounting.ceiling import ceiling
+from ullage.accounting.ceiling import Ceiling, ceiling
 from ullage.accounting.exact import limiting
 from ullage.budget import default_margin_bytes
 from ullage.devices import host
@@ -22,6 +22,7 @@ from ullage.devices.base import Reading
 from ullage.errors import Unreadable
 from ullage.units import align_down, ceil_div
 from ullage.vllm_plugin.early import Request, refuse_if_too_large
+from ullage.vllm_plugin.ranks import Ranks
 from ullage.vllm_plugin.versions import EngineRules
 
 logger = init_logger("vllm.ullage.early")
@@ -31,26 +32,60 @@ _CANNOT_SAY_YET = (AssertionError, AttributeError, LookupError, NotImplementedEr
 
 
 @contextmanager
-def refused_early(worker: Any, rules: EngineRules, margin_bytes: int | None) -> Iterator[None]:
+def refused_early(
+    worker: Any,
+    rules: EngineRules,
+    *,
+    margin_bytes: int | None,
+    ranks: Ranks,
+    room: Callable[[Ceiling], Ceiling],
+) -> Iterator[None]:
     """A model that is loaded inside, and could not fit, is refused before its weights are read.
 
-    Raises DoesNotFit.  What cannot be told refuses nothing.
+    `room`: what of the most that could be taken is this engine's.  All ranks are refused with the
+    same error: raises DoesNotFit.  What cannot be told refuses nothing.
     """
-    readings = _readings()  # now: what the layers touch themselves counts once
+    # Before any rank makes layers: what these touch themselves counts once.
+    bounds = ranks.first(lambda: _bounds(margin_bytes, room))
+    if bounds is None:
+        yield
+        return
+    with _told_of_layers(rules, lambda model: check(model, worker, rules, ranks, bounds)):
+        yield
 
-    def check(model: Any) -> None:
-        most = ceiling(readings)
-        if most is None:
-            return
-        refuse_if_too_large(
-            weights_bytes=weights_bytes(model),
-            margin_bytes=_margin_bytes(readings) if margin_bytes is None else margin_bytes,
-            request=longest_request(worker, rules),
-            most=most,
+
+def check(
+    model: Any, worker: Any, rules: EngineRules, ranks: Ranks, bounds: tuple[Ceiling, int]
+) -> None:
+    """`bounds`: the most that all ranks may take, and their margin.  Raises DoesNotFit."""
+    most, margin_bytes = bounds
+    refuse_if_too_large(
+        weights_bytes=sum(ranks.gather(lambda: weights_bytes(model))),
+        margin_bytes=margin_bytes,
+        request=_of_all(ranks, ranks.together(lambda: longest_request(worker, rules))),
+        most=most,
+    )
+
+
+def _of_all(ranks: Ranks, own: Request | None) -> Request | None:
+    """The same request, with its KV cache in all ranks.  Each keeps another part of it; of what is
+    left, each is given as much as its part is."""
+    every = ranks.gather(lambda: None if own is None else own.kv_bytes)
+    kv_bytes = sum(each or 0 for each in every)
+    if own is None or None in every:
+        return None
+
+    def longest_within(size_bytes: int) -> int:
+        part_bytes = size_bytes * own.kv_bytes // kv_bytes
+        return min(
+            ranks.gather(
+                lambda: own.longest_within(part_bytes) if own.kv_bytes else own.max_model_len
+            )
         )
 
-    with _told_of_layers(rules, check):
-        yield
+    return Request(
+        max_model_len=own.max_model_len, kv_bytes=kv_bytes, longest_within=longest_within
+    )
 
 
 def weights_bytes(model: Any) -> int:
@@ -93,12 +128,19 @@ def longest_request_blocks(worker: Any, rules: EngineRules, block_bytes: int) ->
     return 1 if request is None else max(1, ceil_div(request.kv_bytes, block_bytes))
 
 
-def _readings() -> Sequence[Reading]:
+def _bounds(
+    margin_bytes: int | None, room: Callable[[Ceiling], Ceiling]
+) -> tuple[Ceiling, int] | None:
     try:
-        return host.read()
+        readings = host.read()
+        most = ceiling(readings)
+        most = None if most is None else room(most)
     except Unreadable as error:
         logger.debug("ullage cannot say before the weights load whether they fit: %s", error)
-        return ()
+        return None
+    if most is None:
+        return None
+    return most, _margin_bytes(readings) if margin_bytes is None else margin_bytes
 
 
 def _margin_bytes(readings: Sequence[Reading]) -> int:

@@ -91,7 +91,13 @@ class UllageCPUWorker(SleepingCPUWorker):
         """Refuses, before the weights are read, what could not fit."""
         self._recorder.lap("device and ranks")
         self._recorder.flags(self.vllm_config)
-        early = refused_early(self, self._rules, self._settings.margin_bytes)
+        early = refused_early(
+            self,
+            self._rules,
+            margin_bytes=self._settings.margin_bytes,
+            ranks=self._ranks,
+            room=self._tenant.room,
+        )
         with self._ending_on_error(), early:
             super().load_model(load_dummy_weights=load_dummy_weights)
         self._recorder.lap("load")
@@ -139,7 +145,7 @@ class UllageCPUWorker(SleepingCPUWorker):
             self._ranks.together(lambda: self._commit(kv_cache_config, cache))
             self._ranks.first(self._tenant.committed)
         self._recorder.lap("bind")
-        self._recorder.committed(kv_cache_config.kv_cache_groups, cache)
+        self._recorder.committed(kv_cache_config.kv_cache_groups, cache, self._ranks)
         self._recorder.finish("started")
 
     def shutdown(self) -> None:
@@ -223,11 +229,14 @@ class UllageCPUWorker(SleepingCPUWorker):
             capacity, granularity_bytes=memory.capabilities.granularity_bytes
         )
         self._observer.check_addresses(layout.size_bytes)
-        self._cache = self._ranks.in_turn(
-            lambda: KVCache(memory, layout, available=self._observer.available_bytes)
-        )
+
+        def bound() -> KVCache:
+            # Kept at once: `_release` closes it where a later rank fails.
+            self._cache = KVCache(memory, layout, available=self._observer.available_bytes)
+            return self._cache
+
         self._capacity = capacity
-        return self._cache
+        return self._ranks.in_turn(bound)
 
     def _release(self) -> None:
         if self._cache is not None:

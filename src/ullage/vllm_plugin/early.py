@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from ullage.accounting.ceiling import Ceiling
 from ullage.errors import DoesNotFit
@@ -16,7 +17,7 @@ from ullage.units import gib, gib_at_least
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """The longest request, and its KV cache.
+    """The longest request, and its KV cache in all ranks.
 
     `longest_within`: the tokens, in whole blocks, of the longest one whose KV cache fits into so
     many bytes; 0 where none does.
@@ -40,6 +41,7 @@ def refuse_if_too_large(
         return
     longest = 0 if request is None or left_bytes <= 0 else request.longest_within(left_bytes)
     shorter = f"Set --max-model-len to {longest} or less, or raise" if longest else "Raise"
+    more_bytes = ceil(missing_bytes / most.share)
     of_request = (
         ""
         if request is None
@@ -49,5 +51,5 @@ def refuse_if_too_large(
     raise DoesNotFit(
         f"The weights take {gib(weights_bytes)}{of_request} and the margin {gib(margin_bytes)}, "
         f"and at most {gib(most.available_bytes)} of {gib(most.total_bytes)} ({most.source}) can "
-        f"still be taken. {shorter} the memory limit by {gib_at_least(missing_bytes)} or more."
+        f"still be taken. {shorter} the memory limit by {gib_at_least(more_bytes)} or more."
     )

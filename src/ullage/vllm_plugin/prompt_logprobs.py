@@ -19,7 +19,11 @@ _MARK = "_ullage_wrapped"
 
 
 def refuse(*, allowed: bool) -> None:
-    """Make the engine's own validation say no; nothing is wrapped where they are `allowed`."""
+    """Make the engine's own validation say no; nothing is wrapped where they are `allowed`.
+
+    It says no as well where the worker has left the start to stock: vLLM has no way from there to
+    here (`EngineCoreReadyResponse` has a fixed list of fields), and stock keeps no room either.
+    """
     stock = InputProcessor._validate_params
     if allowed or getattr(stock, _MARK, False):
         return
@@ -29,8 +33,8 @@ def refuse(*, allowed: bool) -> None:
         ours = self.vllm_config.parallel_config.worker_cls == OUR_WORKER
         if ours and getattr(params, "prompt_logprobs", None) is not None:
             raise VLLMValidationError(
-                "prompt_logprobs needs memory for max_num_batched_tokens x vocabulary, which the "
-                "KV cache has taken. Start with ULLAGE_PROMPT_LOGPROBS=1 to keep room for it.",
+                "prompt_logprobs needs memory for max_num_batched_tokens x vocabulary, and this "
+                "start keeps no room for it. Start with ULLAGE_PROMPT_LOGPROBS=1 to keep some.",
                 parameter="prompt_logprobs",
             )
         return stock(self, params, *args, **kwargs)

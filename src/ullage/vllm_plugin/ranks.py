@@ -27,7 +27,8 @@ class Ranks:
         self.rank = rank
         self.size = size
         self._group = group
-        self._told: Exception | None = None
+        self._told: Exception | None = None  # within an exchange: it keeps its frames' values
+        self._depth = 0
 
     def gather(self, work: Callable[[], T]) -> tuple[T, ...]:
         """Every rank works; all get every rank's answer, by rank, once the last one is done.
@@ -37,6 +38,15 @@ class Ranks:
         """
         if self.size == 1:
             return (work(),)
+        self._depth += 1
+        try:
+            return self._all(work)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._told = None
+
+    def _all(self, work: Callable[[], T]) -> tuple[T, ...]:
         try:
             answer: Any = work()
         except Exception as error:
@@ -96,8 +106,9 @@ def _append(answers: list[T], work: Callable[[], T] | None) -> None:
 
 
 def _as_ours(error: Exception, rank: int) -> UllageError:
+    """Without the text of an error that is not ours: it may be of any length, and hold a token."""
     if isinstance(error, UllageError):
         return error
     return EngineFailed(
-        f"Rank {rank} failed with {type(error).__name__}: {error}. Its own log lines say where."
+        f"Rank {rank} failed with {type(error).__name__}. Its own log lines say where and why."
     )

@@ -6,10 +6,11 @@ Imports nothing of vLLM: a start that ends before the engine's imports has a rec
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from ullage import receipts
 from ullage.accounting.snapshot import Snapshot
@@ -28,7 +29,12 @@ from ullage.report.receipt import (
 from ullage.report.receipt_text import receipt_text
 from ullage.vllm_plugin import described
 from ullage.vllm_plugin.decision import Decision
+from ullage.vllm_plugin.ranks import ALONE, Ranks
 from ullage.vllm_plugin.settings import Settings
+
+_USER: Final = re.compile(r"(\w://)[^\s/]*@")
+_QUERY: Final = re.compile(r"(\w://[^\s?#'\"]*)[?#][^\s'\"]*")
+_MOST_CHARACTERS: Final = 2000
 
 Warn = Callable[[str], object]
 
@@ -43,7 +49,7 @@ class Recorder:
     def __init__(
         self,
         *,
-        model: str,
+        model: str | None,
         settings: Settings,
         warn: Warn,
         rank: int = 0,
@@ -58,7 +64,7 @@ class Recorder:
         self._fields: dict[str, Any] = {
             "name": receipts.new_name(),
             "started_at_s": time.time(),
-            "model": _printable(model),
+            "model": None if model is None else _printable(model),
             "versions": described.versions(),
             "device": described.device(),
         }
@@ -73,13 +79,15 @@ class Recorder:
         self._fields["flags"] = described.flags(config, self._settings)
 
     def baseline(self, take: Callable[[], Snapshot]) -> None:
+        """Before the weights.  From here on the start has a receipt, also where it is killed."""
         try:
             self._fields["baseline"] = moment(take())
         except Unreadable:
             self._fields["baseline"] = None
+        self.finish("begun")
 
-    def sized(self, *, taken: Snapshot, decision: Decision, warmed: Any) -> None:
-        """`warmed` is a `warm_up.WarmUp`: that module needs torch."""
+    def sized(self, *, taken: Snapshot, decision: Decision, warmed: Sequence[Any]) -> None:
+        """`warmed`: the `warm_up.WarmUp` of each rank; that module needs torch."""
         ledger = decision.ledger
         self._fields |= {
             "final": moment(taken),
@@ -89,19 +97,20 @@ class Recorder:
                 residual_bytes=ledger.residual_bytes,
             ),
             "budget": decision.budget,
-            "transient_bytes": warmed.transient_bytes,
-            "steps": tuple(_step(each) for each in warmed.steps),
+            "transient_bytes": sum(each.transient_bytes for each in warmed),
+            "steps": tuple(map(_step, *(each.steps for each in warmed))),
         }
 
-    def committed(self, groups: Sequence[Any], cache: KVCache) -> None:
-        """`groups`: the engine's, of layers that keep the same of a request."""
+    def committed(self, groups: Sequence[Any], cache: KVCache, ranks: Ranks = ALONE) -> None:
+        """`groups`: the engine's, of layers that keep the same of a request.  All ranks call."""
         block_tokens = groups[0].kv_cache_spec.block_size if len(groups) == 1 else None
         blocks = cache.committed_blocks
+        sizes = ranks.gather(lambda: (cache.layout.block_bytes, cache.physical_bytes))
         self._fields["cache"] = CacheReport(
             blocks=blocks,
             tokens=None if block_tokens is None else blocks * block_tokens,
-            block_bytes=cache.layout.block_bytes,
-            physical_bytes=cache.physical_bytes,
+            block_bytes=sum(block_bytes for block_bytes, _ in sizes),
+            physical_bytes=sum(physical_bytes for _, physical_bytes in sizes),
         )
 
     @contextmanager
@@ -125,10 +134,11 @@ class Recorder:
             written_at_s=time.time(),
             phases=tuple(self._phases),
         )
-        if self._settings.explain and kind != "sized":
-            # One call, so that the lines of other processes do not come in between.
-            os.write(2, receipt_text(receipt).encode())
         self._write(receipt)
+        if self._settings.explain and kind not in ("begun", "sized"):
+            # One call, so that the lines of other processes do not come in between.
+            with suppress(OSError):  # stderr may be a pipe that nobody reads any more
+                os.write(2, receipt_text(receipt).encode())
 
     def _write(self, receipt: Receipt) -> None:
         where = receipts.folder(os.environ)
@@ -144,14 +154,15 @@ class Recorder:
 
 
 def _printable(text: str) -> str:
-    """A file's name may hold bytes that are no text."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """A file's name may hold bytes that are no text, and an address what opens a door."""
+    clean = _QUERY.sub(r"\1", _USER.sub(r"\1", text.encode("utf-8", "backslashreplace").decode()))
+    return clean if len(clean) <= _MOST_CHARACTERS else f"{clean[:_MOST_CHARACTERS]} ..."
 
 
-def _step(step: Any) -> StepReport:
+def _step(*of_each_rank: Any) -> StepReport:
     return StepReport(
-        name=step.name,
-        peak_rss_bytes=step.peak_rss_bytes,
-        kept_rss_bytes=step.kept_rss_bytes,
-        elapsed_s=step.elapsed_s,
+        name=of_each_rank[0].name,
+        peak_rss_bytes=sum(step.peak_rss_bytes for step in of_each_rank),
+        kept_rss_bytes=sum(step.kept_rss_bytes for step in of_each_rank),
+        elapsed_s=max(step.elapsed_s for step in of_each_rank),
     )

@@ -24,7 +24,7 @@ from ullage.vllm_plugin.observe import Observer
 from ullage.vllm_plugin.ranks import Ranks
 from ullage.vllm_plugin.recorder import Recorder
 from ullage.vllm_plugin.settings import Settings
-from ullage.vllm_plugin.tenant import Tenant, alike
+from ullage.vllm_plugin.tenant import Tenant
 from ullage.vllm_plugin.versions import EngineRules
 
 logger = init_logger("vllm.ullage.worker")
@@ -89,9 +89,10 @@ class Sizing:
             heap_spreads=self.heap_spreads,
         )
         parts = self.ranks.gather(lambda: part)
-        return self.ranks.first(lambda: self._decide(parts, warmed))
+        every = self.ranks.gather(lambda: warmed)
+        return self.ranks.first(lambda: self._decide(parts, every))
 
-    def _decide(self, parts: Sequence[Part], warmed: warm_up.WarmUp) -> Decision:
+    def _decide(self, parts: Sequence[Part], warmed: Sequence[warm_up.WarmUp]) -> Decision:
         """For all ranks."""
         taken = self.observer.take()
         block_bytes = sum(part.layout.block_bytes for part in parts)
@@ -140,3 +141,18 @@ class Sizing:
         available = self.ranks.first(lambda: self.observer.take().available_bytes)
         mappable = self.ranks.gather(self.observer.mappable_bytes)
         return min([available, *(size for size in mappable if size is not None)])
+
+
+def alike(config: Any, own: Settings, block_bytes: int) -> str:
+    """The same for starts of one VllmConfig that take the same memory beside the KV cache.
+
+    `block_bytes`: of one block in all ranks together.
+    """
+    model, scheduler = config.model_config, config.scheduler_config
+    parts = (
+        *(model.model, model.revision, model.dtype, model.quantization, model.enforce_eager),
+        *(model.max_model_len, scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+        *(block_bytes, own.margin_bytes, own.prompt_logprobs),
+        *(config.parallel_config.tensor_parallel_size, config.parallel_config.world_size),
+    )
+    return " ".join(map(str, parts))

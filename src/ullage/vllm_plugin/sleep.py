@@ -31,12 +31,17 @@ class SleepingCPUWorker(CPUWorker):
     _tenant: Tenant
 
     def sleep(self, level: int = 1) -> None:
-        """Raises MemoryRefused; then the cache is awake, and its blocks may read as zeros."""
+        """One rank after the other, as in `wake_up`.  Raises MemoryRefused on all ranks; then every
+        cache is awake, and its blocks may read as zeros."""
         if self._cache is None:
             super().sleep(level)
             return
         released_bytes = self._cache.physical_bytes
-        self._cache.sleep()
+        with ExitStack() as undo:
+            if not self._cache.asleep:
+                undo.callback(self._cache.wake)
+            self._ranks.in_turn(self._cache.sleep)
+            undo.pop_all()
         self._ranks.first(self._tenant.asleep)
         logger.info("ullage gave back %s of KV cache.", gib(released_bytes))
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
 from vllm.logger import init_logger
 
+from ullage.accounting.ceiling import Ceiling
 from ullage.accounting.exact import limiting
 from ullage.accounting.leases import (
     Lease,
@@ -20,7 +20,9 @@ from ullage.accounting.leases import (
     asleep,
     foreign_bytes,
     left_share,
+    needed_by_source,
     promised_bytes,
+    promised_of_more,
     refuse_awake,
     refuse_if_promised,
 )
@@ -92,6 +94,24 @@ class Tenant:
                 "each with its share, such as ULLAGE_SHARE=1/2.",
                 gib(lease.limit_bytes),
             )
+
+    def room(self, most: Ceiling) -> Ceiling:
+        """The least of `most`, what others will not need of it, and what the promise leaves."""
+        share = self._settings.share
+        if self._lease is None:
+            return most
+        needed = needed_by_source(self._others(), host.identities()).get(most.source, 0)
+        most = replace(most, available_bytes=max(0, most.available_bytes - needed))
+        if share is None:
+            return most
+        taken_bytes = host.held_bytes(pids(self._lease)) or 0
+        promised = Ceiling(
+            source=f"the share {share} of {self._source}",
+            total_bytes=self._lease.promised_bytes,
+            available_bytes=max(0, self._lease.promised_bytes - taken_bytes),
+            share=promised_of_more(share),
+        )
+        return min(most, promised, key=lambda each: each.available_bytes)
 
     @contextmanager
     def leaving_on_error(self) -> Iterator[None]:
@@ -267,18 +287,3 @@ class Tenant:
         others = [each for each in self._others() if each.limit == limit]
         names = ", ".join(str(each.worker.pid) for each in others)
         logger.info("ullage waits: another engine warms up (one of processes %s).", names)
-
-
-def alike(config: Any, own: settings.Settings, block_bytes: int) -> str:
-    """The same for starts of one VllmConfig that take the same memory beside the KV cache.
-
-    `block_bytes`: of one block in all ranks together.
-    """
-    model, scheduler = config.model_config, config.scheduler_config
-    parts = (
-        *(model.model, model.revision, model.dtype, model.quantization, model.enforce_eager),
-        *(model.max_model_len, scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
-        *(block_bytes, own.margin_bytes, own.prompt_logprobs),
-        *(config.parallel_config.tensor_parallel_size, config.parallel_config.world_size),
-    )
-    return " ".join(map(str, parts))
