@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ LAYOUT = Layout(
 def worker(ranks: Ranks, memory: FakeMemory) -> Any:
     made = object.__new__(SleepingCPUWorker)
     made._ranks, made._cache = ranks, KVCache(memory, LAYOUT)
+    made._tenant = SimpleNamespace(asleep=int, awake=int, asleep_again=int)  # they do nothing
     made._cache.commit(4)
     return made
 
