@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--no-memory-flag", action="store_true", help="as a user starts it")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--pipeline-parallel", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--by-ray", action="store_true", help="workers are actors of a local Ray")
     parser.add_argument("--few-addresses", action="store_true", help="less than the memory")
     parser.add_argument("--max-model-len", type=int, default=1024)
@@ -69,7 +70,7 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
     config = llm.llm_engine.vllm_config
     sampling = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     outputs, cached_tokens = [], 0
-    for number in range(PROMPTS):
+    for number in range(options.prompts):
         llm.reset_prefix_cache()
         prompt = [(number * 7919 + position * 31) % 1000 for position in range(PROMPT_TOKENS)]
         # With prefix caching the second one reads the first one's blocks.

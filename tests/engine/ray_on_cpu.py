@@ -7,9 +7,9 @@ a local Ray is told that it has as many as there are ranks.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+import ray
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.executor import ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
@@ -20,20 +20,16 @@ CpuPlatform.ray_device_key = "GPU"
 class CpuRayWorkerProc(RayWorkerProc):
     """Ray's processes import it from this module, and so have the line above."""
 
-    def initialize_worker(self, local_rank: int, *args: Any, **kwargs: Any) -> None:
-        # The multiprocessing executor binds each worker's threads; this one leaves that out.
-        cores = sorted(os.sched_getaffinity(0))
-        os.environ["OMP_NUM_THREADS"] = "1"
-        os.sched_setaffinity(0, {cores[local_rank % len(cores)]})
-        super().initialize_worker(local_rank, *args, **kwargs)
-
 
 class CpuRayExecutor(RayExecutorV2):
     def _init_executor(self) -> None:
-        import ray
-
-        if not ray.is_initialized():
-            ranks = self.parallel_config.world_size
-            ray.init(num_gpus=ranks, include_dashboard=False, object_store_memory=128 << 20)
+        ranks = self.parallel_config.world_size
+        ray.init(num_gpus=ranks, include_dashboard=False, object_store_memory=128 << 20)
         ray_executor_v2.RayWorkerProc = CpuRayWorkerProc
         super()._init_executor()
+
+    def _build_runtime_env(self) -> dict[str, Any]:
+        """The multiprocessing executor binds each worker's threads; Ray's leaves that out."""
+        environment: dict[str, Any] = super()._build_runtime_env()
+        environment["env_vars"]["OMP_NUM_THREADS"] = "1"
+        return environment

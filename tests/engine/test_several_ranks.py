@@ -85,7 +85,7 @@ def test_a_pipeline_in_eager_mode_serves():
 
 def test_workers_that_are_actors_of_ray_share_one_budget_as_well():
     pytest.importorskip("ray", reason="needs ray, which the engine's CPU build leaves out")
-    by_ray = (PROGRAM, *WAYS["TP=2"], "--by-ray")
+    by_ray = (PROGRAM, *WAYS["TP=2"], "--by-ray", "--prompts", "2")
     ours = run(*by_ray, **each_rank_a_core(), **OURS)
     assert ours["worker"] == OUR_WORKER
     assert ours["outputs"] == run(*by_ray, **each_rank_a_core())["outputs"]
