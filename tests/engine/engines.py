@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ullage.compare.model import Shape, cached_model
 
 ENGINE_WITHIN_S = 400
 HERE = Path(__file__).parent
+SHARED_MEMORY = Path("/dev/shm")
 OUR_WORKER = "ullage.vllm_plugin.cpu_worker.UllageCPUWorker"
 STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 TINY = Shape(
@@ -50,6 +52,26 @@ def environment(**added: str) -> dict[str, str]:
     }
 
 
+@contextlib.contextmanager
+def shared_memory_of_its_own() -> Iterator[None]:
+    """vLLM leaves its ranks' segments behind, also at an orderly end.  What was there before, and
+    what a living process maps, is somebody else's."""
+    before = set(SHARED_MEMORY.iterdir())
+    try:
+        yield
+    finally:
+        mapped = "".join(_maps(path) for path in Path("/proc").glob("[0-9]*/maps"))
+        for path in set(SHARED_MEMORY.iterdir()) - before:
+            if str(path) not in mapped:
+                path.unlink(missing_ok=True)
+
+
+def _maps(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
+
+
 @functools.cache
 def run(
     program: str,
@@ -62,7 +84,7 @@ def run(
 
     `model` None: the tiny one.  No process of the program is left behind.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, shared_memory_of_its_own():
         result = Path(scratch) / "result.json"
         process = subprocess.Popen(
             [python, str(HERE / program), str(model or tiny_model()), str(result), *arguments],

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import HERE, OUR_WORKER, STOCK_WORKER, environment, run, tiny_model
+from engines import (
+    HERE,
+    OUR_WORKER,
+    STOCK_WORKER,
+    environment,
+    run,
+    shared_memory_of_its_own,
+    tiny_model,
+)
 
 from ullage.budget import default_margin_bytes
 from ullage.compare.container import container
@@ -107,7 +115,11 @@ def test_in_a_container_without_a_memory_flag_all_of_it_is_used_and_none_is_kill
     result = tmp_path / "result.json"
     program = [sys.executable, str(HERE / PROGRAM), str(tiny_model()), str(result)]
     try:
-        with container(LIMIT_BYTES) as inside, Sampler(inside.group) as sampler:
+        with (
+            shared_memory_of_its_own(),
+            container(LIMIT_BYTES) as inside,
+            Sampler(inside.group) as sampler,
+        ):
             process = subprocess.run(
                 inside.command([*program, "--no-memory-flag", *WAYS[way]]),
                 env=environment(TMPDIR=str(tmp_path), **each_rank_a_core(), **OURS),
