@@ -65,7 +65,10 @@ def test_where_another_rank_cannot_wake_this_one_sleeps_again():
     worker._cache = SimpleNamespace(
         asleep=True, wake=lambda: steps.append("wake"), sleep=lambda: steps.append("sleep")
     )
-    worker._ranks = SimpleNamespace(in_turn=refused)
+    worker._ranks = SimpleNamespace(in_turn=refused, first=lambda work: work())
+    worker._tenant = SimpleNamespace(
+        awake=lambda: steps.append("promise"), asleep_again=lambda: steps.append("promise less")
+    )
     with pytest.raises(OverAvailable):
         worker.wake_up()
-    assert steps == ["wake", "sleep"]
+    assert steps == ["promise", "wake", "sleep", "promise less"]
