@@ -176,12 +176,12 @@ def test_who_waits_for_many_engines_waits_as_long_for_each(tmp_path: Path, monke
 
 def test_engines_of_different_limits_do_not_wait_for_one_another(tmp_path: Path):
     one, other = LeaseFolder(tmp_path / "leases"), LeaseFolder(tmp_path / "leases")
-    one.begin_measuring("cgroup2:30:77", lambda: None)
-    other.begin_measuring(
-        "cgroup2:/a/b", lambda: pytest.fail("another limit's engine is waited for")
-    )
+    waits: list[str] = []
+    one.begin_measuring("cgroup2:30:77", lambda: waits.append("one"))
+    other.begin_measuring("cgroup2:/a/b", lambda: waits.append("other"))
     one.end_measuring()
     other.end_measuring()
+    assert waits == []
 
 
 def all_of(folder: LeaseFolder) -> None:

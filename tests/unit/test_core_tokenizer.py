@@ -59,4 +59,6 @@ def test_a_stock_start_is_left_as_it_is(calls: list[str]):
 
 def test_a_process_without_an_engine_core_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.core", None)
+    loaded = set(sys.modules)
     core_tokenizer.load_first()
+    assert set(sys.modules) == loaded  # nothing of vLLM is imported for it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from vllm.logger import init_logger
@@ -23,6 +23,7 @@ from ullage.errors import Unreadable
 from ullage.units import align_down, ceil_div
 from ullage.vllm_plugin.early import Request, refuse_if_too_large
 from ullage.vllm_plugin.ranks import Ranks
+from ullage.vllm_plugin.replaced import replaced
 from ullage.vllm_plugin.versions import EngineRules
 
 logger = init_logger("vllm.ullage.early")
@@ -148,19 +149,17 @@ def _margin_bytes(readings: Sequence[Reading]) -> int:
     return default_margin_bytes(limiting(readings).total_bytes or 0)
 
 
-@contextmanager
-def _told_of_layers(rules: EngineRules, check: Callable[[Any], None]) -> Iterator[None]:
+def _told_of_layers(
+    rules: EngineRules, check: Callable[[Any], None]
+) -> AbstractContextManager[None]:
     """Have vLLM's loader call `check` with the model that it has made and not filled yet."""
-    module = importlib.import_module(rules.layers[0])
-    stock = getattr(module, rules.layers[1])
 
-    def made(*args: Any, **kwargs: Any) -> Any:
-        model = stock(*args, **kwargs)
-        check(model)
-        return model
+    def telling(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            model = stock(*args, **kwargs)
+            check(model)
+            return model
 
-    setattr(module, rules.layers[1], made)
-    try:
-        yield
-    finally:
-        setattr(module, rules.layers[1], stock)
+        return made
+
+    return replaced(*rules.layers, telling)

@@ -7,12 +7,13 @@ and sees views whose storages are exactly the committed bytes.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from ullage.kv.size import Layout
 from ullage.units import ceil_div
+from ullage.vllm_plugin.replaced import replaced
 
 COPIES: Final = {
     # Moves one layer of one prompt at a time between the cache and a file.  Measured: one copy, and
@@ -48,16 +49,13 @@ def copied_bytes(config: Any, layout: Layout) -> int:
     return COPIES[config.kv_transfer_config.kv_connector] * layer_bytes
 
 
-@contextmanager
-def none_yet() -> Iterator[None]:
+def none_yet() -> AbstractContextManager[None]:
     """`Worker.initialize_from_config` makes no connector inside: the blocks have no memory yet."""
-    module: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
-    stock = module.ensure_kv_transfer_initialized
-    module.ensure_kv_transfer_initialized = lambda vllm_config, kv_cache_config: None
-    try:
-        yield
-    finally:
-        module.ensure_kv_transfer_initialized = stock
+    return replaced(
+        "vllm.v1.worker.gpu_worker",
+        "ensure_kv_transfer_initialized",
+        lambda stock: lambda vllm_config, kv_cache_config: None,
+    )
 
 
 def make(vllm_config: Any, kv_cache_config: Any, views: Mapping[str, Any]) -> None:

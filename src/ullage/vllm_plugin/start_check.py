@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+from ullage.vllm_plugin.replaced import replaced
 from ullage.vllm_plugin.versions import EngineRules
 
 
-@contextmanager
-def start_check_disarmed(rules: EngineRules) -> Iterator[None]:
+def start_check_disarmed(rules: EngineRules) -> AbstractContextManager[None]:
     """Let the stock constructor see as much available memory as there is in total.
 
     It refuses to start where utilization x total exceeds what is free before anything is loaded.
     The exact check comes with the exact number, after the warm-up.
     """
-    module = importlib.import_module(rules.reading[0])
-    stock = getattr(module, rules.reading[1])
+    return replaced(*rules.reading, _generous)
 
-    def generous(node: int) -> Any:
+
+def _generous(stock: Callable[[int], Any]) -> Callable[[int], Any]:
+    def reading(node: int) -> Any:
         info = stock(node)
         info.available_memory = info.total_memory
         return info
 
-    setattr(module, rules.reading[1], generous)
-    try:
-        yield
-    finally:
-        setattr(module, rules.reading[1], stock)
+    return reading
