@@ -1,12 +1,14 @@
 """Two and three engines in one memory group: does each get the same KV cache in every start order?
 
-The demo model, each engine with its share and a batch size of its own, 4 GiB of limit an engine.
-Engines start one after the other in every order, and once all at the same time; the whole is
-repeated.  All starts share one lease folder, as a user's do.  Written anew after each order; ends
-with 1 where the count of an engine's blocks differs by more than one, where an engine does not
-start, or where the kernel kills.
+A small model, each engine with its share and a batch size of its own, 2 GiB of limit an engine (or
+the demo model, and 4 GiB).  Engines start one after the other in every order, and once all at the
+same time; the whole is repeated.  All starts share one lease folder, as a user's do.  Written anew
+after each order; ends with 1 where the count of an engine's blocks differs by more than one, where
+an engine does not start, or where the kernel kills.
 
-    python benchmarks/several_engines.py                         about four hours on 2 cores
+    python benchmarks/several_engines.py                         about an hour on 2 cores
+    python benchmarks/several_engines.py --demo --repeats 1      the demo model, once in each order,
+                                         to results/several_engines_demo.json
     python benchmarks/several_engines.py --repeats 1 --only 1-0 0+1
                                          a look at two orders of two engines, + is at the same time
 """
@@ -26,12 +28,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness.record import RESULTS, Record, command_line, logs_below, markdown_table
+from harness.series import LIMIT_BYTES, small_settings
 from harness.serving import demo_trial, launched, log_lines
 from ullage.cli.progress import phases
 from ullage.compare.container import container
 from ullage.compare.counters import Sampler
 from ullage.compare.interrupt import interruptible
-from ullage.compare.run import check_machine
+from ullage.compare.run import check_machine, check_place
 from ullage.compare.server import Server, ServerSettings
 from ullage.compare.starts import ULLAGE, Phase, SidePlan
 from ullage.errors import EngineFailed, UllageError
@@ -175,7 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", help="these orders, such as 1-0 or 0+1")
-    parser.add_argument("--memory-gib", type=int, default=4, help="of the limit, for each engine")
+    parser.add_argument("--demo", action="store_true", help="the demo model, at 4 GiB an engine")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     with interruptible(), phases() as phase:
@@ -185,12 +188,11 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, phase: Phase) -> list[Mapping[str, Any]]:
-    logs = logs_below(options.output, "several_engines")
-    limit_bytes = options.memory_gib * GIB
-    demo, where = demo_trial(limit_bytes, "cold", logs)
-    settings = dataclasses.replace(demo.settings, max_num_seqs=32)
+    name = "several_engines_demo" if options.demo else "several_engines"
+    logs = logs_below(options.output, name)
+    limit_bytes, settings, where = demo_model(logs) if options.demo else small_model()
     record = Record(
-        name="several_engines",
+        name=name,
         directory=options.output,
         question=__doc__.splitlines()[0],
         goal=GOAL,
@@ -205,15 +207,30 @@ def measure(options: argparse.Namespace, phase: Phase) -> list[Mapping[str, Any]
     )
     runs: list[Mapping[str, Any]] = []
     with tempfile.TemporaryDirectory() as runtime:
-        for name, repeat, trial in trials(options, settings, Path(runtime), logs):
-            phase(f"{len(trial.order)} engines, {name}, {repeat + 1} of {options.repeats}")
+        for order, repeat, trial in trials(options, limit_bytes, settings, Path(runtime), logs):
+            phase(f"{len(trial.order)} engines, {order}, {repeat + 1} of {options.repeats}")
             runs.append({**run_once(trial), "repeat": repeat})
             record.write(runs, summary(runs), table(runs))
     return runs
 
 
+def demo_model(logs: Path) -> tuple[int, ServerSettings, str]:
+    """The limit for each engine, its settings, and where limits are set."""
+    demo, where = demo_trial(4 * GIB, "cold", logs)
+    return 4 * GIB, dataclasses.replace(demo.settings, max_num_seqs=32), where
+
+
+def small_model() -> tuple[int, ServerSettings, str]:
+    where = check_place(LIMIT_BYTES)
+    return LIMIT_BYTES, small_settings(), where
+
+
 def trials(
-    options: argparse.Namespace, settings: ServerSettings, runtime: Path, logs: Path
+    options: argparse.Namespace,
+    limit_bytes: int,
+    settings: ServerSettings,
+    runtime: Path,
+    logs: Path,
 ) -> Iterator[tuple[str, int, Trial]]:
     for number, repeat in itertools.product(SHARES, range(options.repeats)):
         for name, order in orders(number).items():
@@ -224,7 +241,7 @@ def trials(
                 repeat,
                 Trial(
                     settings=settings,
-                    limit_bytes=options.memory_gib * number * GIB,
+                    limit_bytes=number * limit_bytes,
                     order=order,
                     together="+" in name,
                     runtime=runtime,

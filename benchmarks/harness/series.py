@@ -53,7 +53,8 @@ class Series:
         return look(self.places, self.groups_below)
 
 
-def small_model() -> tuple[str, Path]:
+def small_settings() -> ServerSettings:
+    """Of a model that loads in a moment, so that the starts are what takes the time."""
     dtype = preferred_dtype()
     shape = Shape(
         dtype=dtype,
@@ -65,14 +66,23 @@ def small_model() -> tuple[str, Path]:
         head_dim=64,
         vocabulary=16_384,
     )
-    return dtype, cached_model(shape, lambda _written_bytes: None)
+    return ServerSettings(
+        model=cached_model(shape, lambda _written_bytes: None),
+        dtype=dtype,
+        compiled=False,
+        max_model_len=512,
+        max_num_batched_tokens=512,
+        max_num_seqs=16,
+        cpus=cpu_list(os.sched_getaffinity(0)),
+        port=None,
+        extra=(),
+    )
 
 
 @contextlib.contextmanager
 def series_below(logs: Path) -> Iterator[Series]:
     """Folders for one call, gone afterwards with all that the engines left in them."""
-    dtype, model = small_model()
-    cpus = cpu_list(os.sched_getaffinity(0))
+    settings = small_settings()
     logs.mkdir(parents=True)
     with contextlib.ExitStack() as undo:
         scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ullage-")))
@@ -80,19 +90,11 @@ def series_below(logs: Path) -> Iterator[Series]:
         caches = scratch / "caches"
         caches.mkdir()
         yield Series(
-            settings=ServerSettings(
-                model=model,
-                dtype=dtype,
-                compiled=False,
-                max_model_len=512,
-                max_num_batched_tokens=512,
-                max_num_seqs=16,
-                cpus=cpus,
-                port=None,
-                extra=(),
-            ),
+            settings=settings,
             environment={
-                **environment(inherited_environment(), dict(ULLAGE.variables), caches, cpus),
+                **environment(
+                    inherited_environment(), dict(ULLAGE.variables), caches, settings.cpus
+                ),
                 "TMPDIR": str(places.tmp),
                 "XDG_RUNTIME_DIR": str(places.runtime),
                 "XDG_STATE_HOME": str(places.state),

@@ -52,6 +52,12 @@ def environment(**added: str) -> dict[str, str]:
     }
 
 
+def each_rank_a_core() -> dict[str, str]:
+    """vLLM's own binding wants a NUMA node for each rank."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    return {"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{second}"}
+
+
 @contextlib.contextmanager
 def shared_memory_of_its_own() -> Iterator[None]:
     """vLLM leaves its ranks' segments behind, also at an orderly end.  What was there before, and

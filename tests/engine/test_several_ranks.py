@@ -15,6 +15,7 @@ from engines import (
     HERE,
     OUR_WORKER,
     STOCK_WORKER,
+    each_rank_a_core,
     environment,
     run,
     shared_memory_of_its_own,
@@ -48,12 +49,6 @@ WAYS = {
 def limit_bytes() -> int:
     """Which a fraction is one of."""
     return min(reading.total_bytes or 1 << 62 for reading in host.read())
-
-
-def each_rank_a_core() -> dict[str, str]:
-    """vLLM's own binding wants a NUMA node for each rank."""
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    return {"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{second}"}
 
 
 def generated(way: str, **switches: str) -> dict[str, Any]:

@@ -64,21 +64,22 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         several_engines, "container", lambda _: contextlib.nullcontext(SimpleNamespace(group=None))
     )
     monkeypatch.setattr(several_engines, "Sampler", lambda group: contextlib.nullcontext(sampler))
+    where = "cgroup v1, below group /secret"
+    monkeypatch.setattr(several_engines, "check_place", lambda limit_bytes: where)
+    monkeypatch.setattr(several_engines, "small_settings", lambda: SETTINGS)
     monkeypatch.setattr(
-        several_engines,
-        "demo_trial",
-        lambda *_: (SimpleNamespace(settings=SETTINGS), "cgroup v1, below group /secret"),
+        several_engines, "demo_trial", lambda *_: (SimpleNamespace(settings=SETTINGS), where)
     )
     return found
 
 
 def options(output: Path, **changed: Any) -> argparse.Namespace:
-    told = {"output": output, "memory_gib": 4, "repeats": 1, "only": None, **changed}
+    told = {"output": output, "demo": False, "repeats": 1, "only": None, **changed}
     return argparse.Namespace(**told)
 
 
-def document(directory: Path) -> Any:
-    return json.loads((directory / "several_engines.json").read_text())
+def document(directory: Path, name: str = "several_engines") -> Any:
+    return json.loads((directory / f"{name}.json").read_text())
 
 
 def test_every_order_of_two_and_three_engines_is_in_the_document(
@@ -89,13 +90,22 @@ def test_every_order_of_two_and_three_engines_is_in_the_document(
     assert told["schema"] == "ullage.benchmark.several_engines/1"
     assert len(told["runs"]) == len(runs) == 3 + 7
     assert {tuple(run["blocks"]) for run in runs} == {(2148, 1124), (2148, 1124, 612)}
-    assert {run["limit_bytes"] for run in runs} == {8 * GIB, 12 * GIB}
+    assert {run["limit_bytes"] for run in runs} == {4 * GIB, 6 * GIB}
     assert told["summary"] == {
         "spread_blocks": {"2": [0, 0], "3": [0, 0, 0]},
         "oom_kills": 0,
         "failed": 0,
     }
     assert several_engines.holds(runs)
+
+
+def test_the_demo_model_has_a_larger_limit_and_a_document_of_its_own(
+    tmp_path: Path, launches: list[Any]
+) -> None:
+    runs = several_engines.measure(options(tmp_path, demo=True, only=["0-1"]), lambda text: None)
+    assert [run["limit_bytes"] for run in runs] == [8 * GIB]
+    assert document(tmp_path, "several_engines_demo")["settings"]["limit_bytes_each"] == 4 * GIB
+    assert not (tmp_path / "several_engines.json").exists()
 
 
 def test_each_engine_has_its_share_and_its_batch_size_and_all_have_one_lease_folder(
@@ -129,7 +139,7 @@ def test_an_order_that_cannot_run_is_an_error_in_the_document_and_the_next_one_r
     tmp_path: Path, launches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(limit_bytes: int) -> None:
-        if limit_bytes == 12 * GIB:
+        if limit_bytes == 6 * GIB:
             raise NotEnforced("too small")
 
     monkeypatch.setattr(several_engines, "check_machine", check)

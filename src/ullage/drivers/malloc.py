@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Literal
 
-from ullage.drivers import mappings, sysfs, thp
+from ullage.drivers import mappings, sysfs
 from ullage.units import MIB
-
-TUNABLES: Final = "GLIBC_TUNABLES"
-_HUGE_PAGES: Final = "glibc.malloc.hugetlb"  # glibc 2.35; 1: madvise(MADV_HUGEPAGE)
-_M_MMAP_THRESHOLD: Final = -3  # malloc.h
 
 _process = ctypes.CDLL(None)
 
@@ -136,45 +131,3 @@ def release_free_memory() -> str:
         _process.malloc_trim(ctypes.c_size_t(0))
         return "glibc"
     return "unknown"
-
-
-def map_large_blocks(threshold_bytes: int, *, root: Path = sysfs.REAL_ROOT) -> bool:
-    """From now on each block of `threshold_bytes` or more is a mapping of its own, in huge pages.
-
-    Freed, it goes back to the kernel as a whole, and no small block can hold on to its neighbours:
-    the heap neither keeps nor spreads what a large step took.  False where nothing was changed: the
-    allocator is not glibc's, or its mappings get small pages, which cost too much each time.
-    """
-    if hasattr(_process, "MallocExtension_ReleaseFreeMemory") or not hasattr(_process, "mallopt"):
-        return False
-    if not _maps_huge_pages(root):
-        return False
-    return bool(_process.mallopt(_M_MMAP_THRESHOLD, threshold_bytes))
-
-
-def _maps_huge_pages(root: Path) -> bool:
-    """glibc asks for them where a tunable says so at the start of the process (malloc.c, 2.35)."""
-    if thp.is_always(root=root):
-        return True
-    started_with = sysfs.read_optional("/proc/self/environ", root=root) or ""
-    tunables = [
-        value.removeprefix(f"{TUNABLES}=")
-        for value in started_with.split("\0")
-        if value.startswith(f"{TUNABLES}=")
-    ]
-    asked = any(f"{_HUGE_PAGES}=1" in value.split(":") for value in tunables)
-    return asked and _glibc_version() >= (2, 35) and thp.advised_page_bytes(root=root) is not None
-
-
-def _glibc_version() -> tuple[int, ...]:
-    _process.gnu_get_libc_version.restype = ctypes.c_char_p
-    return tuple(int(part) for part in _process.gnu_get_libc_version().split(b"."))
-
-
-def with_huge_pages(environment: Mapping[str, str]) -> str:
-    """The GLIBC_TUNABLES of a program whose heap is to use huge pages where the kernel gives them
-    on request: what `environment` has, and this one unless it is set there."""
-    present = environment.get(TUNABLES, "")
-    if f"{_HUGE_PAGES}=" in present:
-        return present
-    return ":".join(filter(None, (present, f"{_HUGE_PAGES}=1")))

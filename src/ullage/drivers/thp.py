@@ -21,13 +21,5 @@ def advised_page_bytes(*, root: Path = Path("/")) -> int | None:
     return None if "[never]" in enabled else size_bytes
 
 
-def is_always(*, root: Path = Path("/")) -> bool:
-    """Does the kernel give huge pages where nobody asks for them?"""
-    try:
-        return "[always]" in _enabled(root)
-    except OSError:
-        return False
-
-
 def _enabled(root: Path) -> str:
     return (root / _FOLDER / "enabled").read_text()

@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from ullage import receipts
-from ullage.drivers import malloc
+from ullage.drivers import steady_heap
 from ullage.errors import Unsupported
 from ullage.vllm_plugin import core_tokenizer, prompt_logprobs, settings, versions
 from ullage.vllm_plugin.eligible import memory_nodes, reason_against
@@ -108,7 +108,7 @@ def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
         parallel_config.worker_cls = versions.OUR_WORKER
         os.environ.setdefault(versions.GRAMMAR_CACHE, str(versions.GRAMMAR_CACHE_MB))
         # Read by the C library when a process starts: it reaches the workers, not this process.
-        os.environ[malloc.TUNABLES] = malloc.with_huge_pages(os.environ)
+        os.environ[steady_heap.TUNABLES] = steady_heap.tunables_for_engines(os.environ)
         prompt_logprobs.refuse(allowed=settings.read(os.environ).prompt_logprobs)
     else:
         _leave(None if vllm_config.model_config is None else vllm_config, reason)

@@ -17,10 +17,10 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from ullage.drivers import malloc
+from ullage.drivers import steady_heap
 from ullage.errors import MemoryRefused, UllageError, Unreadable, Unsupported
 from ullage.kv.cache import KVCache
-from ullage.units import MIB, gib
+from ullage.units import gib
 from ullage.vllm_plugin import (
     connectors,
     placement,
@@ -40,11 +40,6 @@ from ullage.vllm_plugin.start_check import start_check_disarmed
 from ullage.vmem.cpu import CpuMemory
 
 logger = init_logger("vllm.ullage.worker")
-
-# The C library starts at 128 KiB and moves up to 32 MiB with each block that is freed (mallopt(3)):
-# the heap then keeps, spread, what a step took for a moment.  Mapped by itself, a block costs page
-# faults each time, few of them where it can be a huge page.
-_LARGE_BLOCK_BYTES = 2 * MIB
 
 
 def _rules() -> versions.EngineRules:
@@ -66,7 +61,7 @@ class UllageCPUWorker(SleepingCPUWorker):
         self._started_s = time.time()
         self._settings = settings.read(os.environ)
         self._tenant = tenant.Tenant()
-        self._heap_spreads = not malloc.map_large_blocks(_LARGE_BLOCK_BYTES)
+        self._heap_spreads = not steady_heap.keep_freed_memory()
         with start_check_disarmed(self._rules):
             super().__init__(*args, **kwargs)
         self._recorder = Recorder(

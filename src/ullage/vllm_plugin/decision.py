@@ -61,7 +61,7 @@ class Part:
     """One rank's part of the engine: its process, the memory behind its KV cache now (which the
     snapshot counts there), the peak of its largest step, and its C allocator's state.
 
-    `heap_spreads`: large blocks are part of its C heap, which keeps and spreads them.
+    `heap_spreads`: its C heap is as it is, and keeps what steps free in pieces.
     """
 
     pid: int

@@ -36,7 +36,7 @@ _LEAST_BLOCKS: Final = 2  # the null block, and one for tokens
 class Sizing:
     """What one start is sized with.  `worker` is vLLM's, with its runner and its configuration.
 
-    `heap_spreads`: large blocks are part of the C heap, which keeps and spreads them.
+    `heap_spreads`: the C heap is as it is, and keeps what steps free in pieces.
     """
 
     worker: Any
