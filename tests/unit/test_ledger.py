@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,14 +96,15 @@ def test_a_container_line_by_line():
         ("engine (8)", 100 * MIB),
         ("other processes", (1600 - 1050) * MIB),
         ("kernel memory", 40 * MIB),
+        ("partly freed huge pages, charges in advance", (3000 - 1500 - 1350 - 40) * MIB),
         ("file pages, mapped and in use", 150 * MIB),
         ("file pages, dirty or written back", 50 * MIB),
         ("unused", 1096 * MIB),
         ("file pages, reclaimable", 1000 * MIB),
     ]
     assert taken.available_bytes == (1096 + 1000) * MIB
-    # 3000 used - 1600 - 40 - 1200: per-CPU batches and locked pages
-    assert taken.ledger.residual_bytes == 160 * MIB
+    # Of 1350 file pages 100 are shmem and 1200 on the lists of those that may be reclaimed.
+    assert taken.ledger.residual_bytes == 50 * MIB
     assert taken.own_file_bytes == 100 * MIB
     assert (taken.taken_at_s, taken.binding_source) == (5.0, "cgroup2:/")
 
@@ -109,7 +113,25 @@ def test_more_own_memory_than_the_source_counts_goes_to_the_residual():
     taken = snapshot(readings=[CONTAINER], processes=[process(7, 2000 * MIB)], taken_at_s=0.0)
     sizes = {each.name: each.size_bytes for each in taken.ledger.lines}
     assert sizes["other processes"] == 0
-    assert taken.ledger.residual_bytes == (160 - 400) * MIB
+    assert taken.ledger.residual_bytes == (50 - 400) * MIB
+
+
+@pytest.mark.parametrize(
+    ("changed", "beyond_bytes"),
+    [
+        ({"used_bytes": 2890 * MIB}, None),
+        ({"used_bytes": 2000 * MIB}, None),
+        ({"used_bytes": 2891 * MIB}, MIB),
+        ({"parts": replace(CONTAINER.parts, hugetlb_bytes=100 * MIB)}, 10 * MIB),
+        ({"parts": replace(CONTAINER.parts, kernel_bytes=None)}, None),
+    ],
+)
+def test_what_is_charged_beyond_all_counters_has_a_line_where_there_is_any(
+    changed: dict[str, Any], beyond_bytes: int | None
+):
+    taken = snapshot(readings=[replace(CONTAINER, **changed)], processes=[], taken_at_s=0.0)
+    sizes = {each.name: each.size_bytes for each in taken.ledger.lines}
+    assert sizes.get("partly freed huge pages, charges in advance") == beyond_bytes
 
 
 def test_a_process_that_cannot_be_read_is_a_line_of_unknown_size():

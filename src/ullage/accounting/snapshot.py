@@ -104,6 +104,7 @@ def _memory_lines(
     yield from own
     yield _others_line(binding, own)
     yield _kernel_line(binding)
+    yield from _charged_lines(binding)
     if binding.parts.hugetlb_bytes:
         yield Line(
             name="huge page pool",
@@ -179,6 +180,27 @@ def _kernel_line(binding: Reading) -> Line:
         provenance="unknown" if size is None else "exact",
         source=binding.source,
     )
+
+
+def _charged_lines(binding: Reading) -> Iterator[Line]:
+    """What a group is charged for beyond what its counters name.
+
+    A huge page of which a part was given back stays charged as a whole until the kernel splits it,
+    which it does under pressure (Documentation/mm/transhuge.rst, deferred split); and each CPU has
+    up to 64 pages charged in advance (mm/memcontrol.c).
+    """
+    parts = binding.parts
+    counted = (parts.anon_bytes, parts.file_bytes, parts.kernel_bytes)
+    if binding.scope != "group" or binding.used_bytes is None or None in counted:
+        return
+    beyond_bytes = binding.used_bytes - sum(each or 0 for each in (*counted, parts.hugetlb_bytes))
+    if beyond_bytes > 0:
+        yield Line(
+            name="partly freed huge pages, charges in advance",
+            size_bytes=beyond_bytes,
+            provenance="derived",
+            source=binding.source,
+        )
 
 
 def _margin_lines(settled: Settled, binding: Reading) -> Iterator[Line]:
