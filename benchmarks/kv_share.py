@@ -11,9 +11,9 @@ request runs, and what is referenced then (/proc/PID/smaps) must stay in memory,
 charged for it.  The plain counters are in the document, so that the sum can be done again.
 
 A second figure, which is no goal: share with the peak kept = KV cache / (left - transient peak of
-the largest step), the peak as the plugin's own ledger in the log has it.  Large blocks are mapped
-one by one: the memory of a step's peak goes back to the kernel after the step, so that `left` has
-it, and the next such step needs it again.  No KV cache can ever have it.
+the largest step), the peak as the plugin's own ledger in the log has it.  Memory of a step's peak
+that went back to the kernel after the step is in `left`, and the next such step needs it again: no
+KV cache can ever have it.  Where the heap keeps it, both figures are the same.
 
 Whether what is left beside the cache suffices is for tight_container.py and stress.py.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.compare.model import Shape, cached_model
+from ullage.devices import host
 
 ENGINE_WITHIN_S = 400
 HERE = Path(__file__).parent
@@ -56,6 +57,11 @@ def each_rank_a_core() -> dict[str, str]:
     """vLLM's own binding wants a NUMA node for each rank."""
     first, second = sorted(os.sched_getaffinity(0))[:2]
     return {"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{second}"}
+
+
+def limit_bytes() -> int:
+    """Which a fraction or a share is one of."""
+    return min(reading.total_bytes or 1 << 62 for reading in host.read())
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
             outputs.append(list(output.outputs[0].token_ids))
             cached_tokens += output.num_cached_tokens or 0
     refusal = _refusal(llm, SamplingParams)
-    use_bytes = _use_bytes()
+    taken_bytes = use_bytes()
     llm.llm_engine.engine_core.shutdown()
     return {
         "outputs": outputs,
@@ -87,11 +87,11 @@ def generate(options: argparse.Namespace) -> dict[str, object]:
         "worker": config.parallel_config.worker_cls,
         "blocks": config.cache_config.num_gpu_blocks,
         "refusal": refusal,
-        "use_bytes": use_bytes,
+        "use_bytes": taken_bytes,
     }
 
 
-def _use_bytes() -> int:
+def use_bytes() -> int:
     """Anonymous and shared memory of this process and all below it."""
     processes = host.read_processes(host.process_tree(os.getpid()))
     return sum((each.anon_bytes or 0) + (each.shmem_bytes or 0) for each in processes)

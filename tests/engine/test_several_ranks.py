@@ -17,6 +17,7 @@ from engines import (
     STOCK_WORKER,
     each_rank_a_core,
     environment,
+    limit_bytes,
     run,
     shared_memory_of_its_own,
     tiny_model,
@@ -25,7 +26,6 @@ from engines import (
 from ullage.budget import default_margin_bytes
 from ullage.compare.container import container
 from ullage.compare.counters import Sampler
-from ullage.devices import host
 from ullage.errors import NotEnforced
 from ullage.units import GIB
 
@@ -44,11 +44,6 @@ WAYS = {
     # first request ends in `assert self.intermediate_tensors is not None`.
     "PP=2": ("--pipeline-parallel", "2", "--compiled"),
 }
-
-
-def limit_bytes() -> int:
-    """Which a fraction is one of."""
-    return min(reading.total_bytes or 1 << 62 for reading in host.read())
 
 
 def generated(way: str, **switches: str) -> dict[str, Any]:

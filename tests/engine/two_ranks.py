@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ullage.devices import host
+from generate import use_bytes
 
 PROMPTS = 3
 PROMPT_TOKENS = 300
@@ -70,12 +70,6 @@ def outputs(llm: Any) -> list[list[int]]:
     ]
     answers = [llm.generate(prompt, sampling)[0] for prompt in prompts]
     return [list(answer.outputs[0].token_ids) for answer in answers]
-
-
-def use_bytes() -> int:
-    """Anonymous and shared memory of this process and all below it."""
-    processes = host.read_processes(host.process_tree(os.getpid()))
-    return sum((each.anon_bytes or 0) + (each.shmem_bytes or 0) for each in processes)
 
 
 if __name__ == "__main__":

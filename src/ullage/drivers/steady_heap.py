@@ -36,9 +36,9 @@ _process = ctypes.CDLL(None)
 def keep_freed_memory(*, root: Path = sysfs.REAL_ROOT) -> bool:
     """From now on the heap of this process keeps its free memory, below 32 MiB a block.
 
-    True where it keeps it in one piece as well: the process was started without a thread
-    cache.  False otherwise, and where nothing was changed: the allocator is not
-    glibc's, or the user set its thresholds.
+    True where it keeps it in one piece as well: the process was started without a thread cache.
+    False otherwise, and where nothing was changed: the allocator is not glibc's, or the user set
+    its thresholds.
     """
     if hasattr(_process, "MallocExtension_ReleaseFreeMemory") or not hasattr(_process, "mallopt"):
         return False
@@ -73,6 +73,6 @@ def tunables_for_engines(environment: Mapping[str, str]) -> str:
     """The GLIBC_TUNABLES of a program whose heap is to be steady: no tcache, and huge pages where
     the kernel gives them on request.  What `environment` sets of these stays."""
     present = environment.get(TUNABLES, "")
-    added = _OURS.keys() - dict(_pairs(present)).keys()
-    ours = (f"{name}={value}" for name, value in _OURS.items() if name in added)
+    known = dict(_pairs(present))
+    ours = (f"{name}={value}" for name, value in _OURS.items() if name not in known)
     return ":".join(filter(None, (present, *ours)))

@@ -14,12 +14,8 @@ def advised_page_bytes(*, root: Path = Path("/")) -> int | None:
     `enabled` reads "always [madvise] never", the brackets round the one in force.
     """
     try:
-        enabled = _enabled(root)
+        enabled = (root / _FOLDER / "enabled").read_text()
         size_bytes = int((root / _FOLDER / "hpage_pmd_size").read_text())
     except (OSError, ValueError):
         return None
     return None if "[never]" in enabled else size_bytes
-
-
-def _enabled(root: Path) -> str:
-    return (root / _FOLDER / "enabled").read_text()
