@@ -21,7 +21,10 @@ from ullage.drivers import malloc, steady_heap
 
 libc = ctypes.CDLL(None)
 libc.free.argtypes = [ctypes.c_void_p]
-kept = steady_heap.keep_freed_memory() if sys.argv[1] == "steady" else None
+kept = steady_heap.keep_freed_memory() if sys.argv[1] != "as it is" else None
+if sys.argv[1] == "everything":
+    steady_heap.keep_everything()
+parts = (2, 5, 1, 3, 1, 7, int(sys.argv[2]))
 
 def block(size_bytes):
     address = ctypes.c_void_p()
@@ -30,7 +33,7 @@ def block(size_bytes):
     return address
 
 def step(unit_bytes):
-    blocks = [[block(unit_bytes * part), block(72), block(200)] for part in (2, 5, 1, 3, 1, 7)]
+    blocks = [[block(unit_bytes * part), block(72), block(200)] for part in parts]
     for each in (*blocks[::2], *blocks[1::2]):
         for address in each:
             libc.free(address)
@@ -45,15 +48,19 @@ before = faults()
 step(1024 * 1024)
 print(kept, faults() - before, malloc.heap().cached_bytes)
 """
-STEP_BYTES = 19 * MIB
+STEP_BYTES = 20 * MIB
+LARGE_PARTS = 48  # MiB: glibc maps such a block on its own
 
 
-def run(how: str, **variables: str) -> tuple[str, int, int]:
-    """What `keep_freed_memory` said, page faults of the last step, and memory that is kept."""
+def run(how: str, *, large_parts: int = 1, **variables: str) -> tuple[str, int, int]:
+    """What `keep_freed_memory` said, page faults of the last step, and memory that is kept.
+
+    The last block of each step has `large_parts` times the step's unit, which is 1 MiB at most.
+    """
     names = (steady_heap.TUNABLES, "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
     plain = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how],
+        [sys.executable, "-c", PROGRAM, how, str(large_parts)],
         env={**plain, **variables},
         capture_output=True,
         text=True,
@@ -78,6 +85,17 @@ def test_a_steady_heap_keeps_a_step_s_memory_and_takes_none_for_the_next():
     assert kept == "True"
     assert STEP_BYTES <= cached_bytes < 2 * STEP_BYTES
     assert faults < 100
+
+
+def test_blocks_that_are_mapped_on_their_own_are_taken_anew_in_every_step():
+    _, faults, _ = run("steady", large_parts=LARGE_PARTS, **without_thread_cache())
+    assert faults > 100, "few where they are huge pages"
+
+
+def test_a_heap_that_keeps_everything_has_the_largest_blocks_as_well():
+    _, faults, cached_bytes = run("everything", large_parts=LARGE_PARTS, **without_thread_cache())
+    assert faults < 100
+    assert cached_bytes >= STEP_BYTES + (LARGE_PARTS - 1) * MIB
 
 
 def test_the_heap_as_it_is_takes_the_memory_of_every_step_anew():

@@ -41,7 +41,7 @@ def test_grammars_have_all_that_they_may_keep():
 
 
 def test_each_further_rank_has_masks_and_a_heap_and_the_other_processes_are_there_once():
-    assert kept(KIB, 8, ranks=3) - kept(KIB, 8) == 2 * (2 * 8 * KIB + 64 * MIB)
+    assert kept(KIB, 8, ranks=3) - kept(KIB, 8) == 2 * (2 * 8 * KIB + 16 * MIB)
 
 
 def test_each_heap_that_spreads_large_blocks_has_room_for_that():

@@ -27,6 +27,7 @@ _OLDER_THRESHOLDS: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_") 
 
 _M_TRIM_THRESHOLD: Final = -1  # malloc.h
 _M_MMAP_THRESHOLD: Final = -3
+_M_MMAP_MAX: Final = -4
 _LARGEST_MMAP_THRESHOLD_BYTES: Final = 32 * MIB  # DEFAULT_MMAP_THRESHOLD_MAX of 64 bit, mallopt(3)
 _NEVER_TRIM: Final = (1 << 31) - 1  # the most that an int holds
 
@@ -49,6 +50,16 @@ def keep_freed_memory(*, root: Path = sysfs.REAL_ROOT) -> bool:
     changed = _process.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
     changed &= _process.mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
     return bool(changed) and tunables.get(_THREAD_CACHE) == "0"
+
+
+def keep_everything() -> None:
+    """From now on no block is mapped on its own, however large: all of them lie in the heap.
+
+    Otherwise the largest blocks of the largest step are mapped, those of a smaller step are not,
+    and the heap has no room for them: it grows under load.
+    pre: `keep_freed_memory` answered True, and what loading takes for a moment was freed.
+    """
+    _process.mallopt(_M_MMAP_MAX, 0)
 
 
 def _of_this_process(root: Path) -> Mapping[str, str]:

@@ -107,6 +107,8 @@ def choose_worker(vllm_config: Any, rules: versions.EngineRules) -> None:
     if reason is None:
         parallel_config.worker_cls = versions.OUR_WORKER
         os.environ.setdefault(versions.GRAMMAR_CACHE, str(versions.GRAMMAR_CACHE_MB))
+        for name in versions.KERNELS_KEPT:
+            os.environ.setdefault(name, str(versions.KERNELS_KEPT_NUMBER))
         # Read by the C library when a process starts: it reaches the workers, not this process.
         os.environ[steady_heap.TUNABLES] = steady_heap.tunables_for_engines(os.environ)
         prompt_logprobs.refuse(allowed=settings.read(os.environ).prompt_logprobs)

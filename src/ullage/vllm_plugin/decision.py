@@ -62,6 +62,7 @@ class Part:
     snapshot counts there), the peak of its largest step, and its C allocator's state.
 
     `heap_spreads`: its C heap is as it is, and keeps what steps free in pieces.
+    `kernels_to_come_bytes`: what kernels for steps of other sizes will take.
     """
 
     pid: int
@@ -70,6 +71,7 @@ class Part:
     transient_bytes: int
     heap: Heap | None = None
     heap_spreads: bool = True
+    kernels_to_come_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

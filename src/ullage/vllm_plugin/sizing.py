@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +11,12 @@ from typing import Any, Final
 from vllm import envs
 from vllm.logger import init_logger
 
-from ullage.drivers import malloc
+from ullage.drivers import malloc, steady_heap
 from ullage.errors import DoesNotFit
 from ullage.kv.cache import KVCache
 from ullage.report.ledger import ledger_text
 from ullage.units import MIB
-from ullage.vllm_plugin import compiled, connectors, warm_up
+from ullage.vllm_plugin import compiled, connectors, kernels, warm_up
 from ullage.vllm_plugin.before_weights import longest_request_blocks
 from ullage.vllm_plugin.decision import Decision, Part, decide, why_nothing_fits
 from ullage.vllm_plugin.flags import explicit_utilization
@@ -67,6 +68,8 @@ class Sizing:
             max_model_len=self.worker.model_config.max_model_len,
             capacity_tokens=capacity_blocks * self.worker.cache_config.block_size,
         )
+        if not self.heap_spreads:
+            steady_heap.keep_everything()
         warmed = warm_up.run(
             self.worker.model_runner,
             sizes=sizes,
@@ -74,6 +77,10 @@ class Sizing:
             available=lambda: self._available_in_use(sizes),
             ranks=self.ranks,
             lap=self.recorder.lap,
+            settle_heap=self._settle_heap,
+        )
+        kernels_to_come_bytes = kernels.to_come_bytes(
+            self.worker.model_runner.model, self.worker.model_config.dtype, os.environ
         )
         compiled.write_out(started_s)
         self.recorder.lap("compiled files written")
@@ -87,6 +94,7 @@ class Sizing:
             transient_bytes=warmed.transient_bytes,
             heap=malloc.heap(),
             heap_spreads=self.heap_spreads,
+            kernels_to_come_bytes=kernels_to_come_bytes,
         )
         parts = self.ranks.gather(lambda: part)
         every = self.ranks.gather(lambda: warmed)
@@ -108,6 +116,7 @@ class Sizing:
                 ranks=len(parts),
                 spreading_heaps=sum(part.heap_spreads for part in parts),
             )
+            + sum(part.kernels_to_come_bytes for part in parts)
             + sum(connectors.copied_bytes(self.worker.vllm_config, part.layout) for part in parts),
             margin_bytes=self.settings.margin_bytes,
             utilization=explicit_utilization(self.worker.cache_config),
@@ -131,6 +140,13 @@ class Sizing:
             block_tokens=self.worker.cache_config.block_size,
             request_blocks=longest_request_blocks(self.worker, self.rules, layout.block_bytes),
         )
+
+    def _settle_heap(self) -> None:
+        """A heap that keeps what is freed in one piece has it for the steps.  Given back, it would
+        be taken again, and huge pages that lost a part stay charged as a whole."""
+        gc.collect()
+        if self.heap_spreads:
+            malloc.release_free_memory()
 
     def _watch_usual_work(self, sizes: warm_up.Sizes) -> None:
         self.observer.watch_usual_work(lambda: warm_up.usual_work(self.worker.model_runner, sizes))

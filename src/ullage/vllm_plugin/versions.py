@@ -55,6 +55,15 @@ GRAMMAR_CACHE: Final = "VLLM_XGRAMMAR_CACHE_MB"
 requests for structured output come, long after the KV cache has its size."""
 GRAMMAR_CACHE_MB: Final = 32
 
+KERNELS_KEPT: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""How many compiled kernels oneDNN keeps (developer guide, "Primitive Cache"), and how many torch's
+own layers hold (third_party/ideep).  Read when the first one is made.
+
+Layers of one shape share a kernel by way of oneDNN's cache, within one step: it must have room for
+every shape of a model."""
+KERNELS_KEPT_NUMBER: Final = 32
+KERNELS_KEPT_UNLESS_TOLD: Final = 1024
+
 OUR_WORKER: Final = "ullage.vllm_plugin.cpu_worker.UllageCPUWorker"
 
 

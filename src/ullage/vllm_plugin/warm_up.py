@@ -75,6 +75,7 @@ def run(
     prompt_logprobs: bool,
     available: Callable[[], int],
     lap: Callable[[str], None],
+    settle_heap: Callable[[], object] = gc.collect,
     ranks: Ranks = ALONE,
 ) -> WarmUp:
     """Run every step once.  pre: the KV cache is bound and its block 0 has memory.
@@ -82,17 +83,18 @@ def run(
     First a small one of each kind, unmeasured: it loads and compiles what stays, and a peak that
     came before that would lie hidden below it.  VmHWM is the kernel's own peak: no sampling, so
     none between two samples is missed.  `available`: how many bytes could still be taken, by all
-    ranks together.  `lap`: is told what the time until now went to.
+    ranks together.  `lap`: is told what the time until now went to.  `settle_heap`: gives back what
+    loading freed and no step will use, so that it does not count as used.
 
     Raises DoesNotFit where the largest step would not fit, before it runs; Unreadable where
     /proc/self cannot be read or reset.
     """
     usual_work(runner, sizes)
     _touch(runner.input_batch)
-    _settle_heap()
+    settle_heap()
     lap("warm-up: small steps")
     _foresee(runner, sizes, available, ranks)
-    _settle_heap()
+    settle_heap()
     lap("warm-up: foresight of the largest step")
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("largest prefill", lambda: _prefill(runner, sizes, prompt_logprobs)),
@@ -126,18 +128,24 @@ def _foresee(runner: Any, sizes: Sizes, available: Callable[[], int], ranks: Ran
         return
     with torch.inference_mode():
         small, large = (_trial(runner, sizes, part, ranks) for part in (tokens // 8, tokens // 4))
-    trend.refuse_if_too_large(small, large, step_tokens=tokens, available_bytes=available())
+    available_bytes = available() + sum(ranks.gather(_cached_bytes))
+    trend.refuse_if_too_large(small, large, step_tokens=tokens, available_bytes=available_bytes)
+
+
+def _cached_bytes() -> int:
+    """What a step can have without a page from the kernel; 0 where the allocator does not say."""
+    heap = malloc.heap()
+    return 0 if heap is None else heap.cached_bytes
 
 
 def _trial(runner: Any, sizes: Sizes, tokens: int, ranks: Ranks) -> trend.Trial:
-    before_bytes = _known(procfs.rss_bytes("self"), "VmRSS")
+    before_bytes = _known(procfs.rss_bytes("self"), "VmRSS") - _cached_bytes()
     context = min(tokens, sizes.max_model_len)
     step = _measured(
         f"prefill of {tokens}",
         lambda: pipeline.step(runner, tokens, profile_seq_lens=context),
         ranks,
     )
-    _settle_heap()
     transient_bytes = ranks.gather(lambda: max(0, step.peak_rss_bytes - before_bytes))
     return trend.Trial(step_tokens=tokens, transient_bytes=sum(transient_bytes))
 
@@ -259,9 +267,3 @@ def usual_work(runner: Any, sizes: Sizes) -> None:
         pipeline.step(runner, tokens, profile_seq_lens=context)
         _, last = pipeline.step(runner, requests, uniform_decode=True, profile_seq_lens=context)
         _sample(runner, last, sizes)
-
-
-def _settle_heap() -> None:
-    """Before measuring: what loading freed must not count as used."""
-    gc.collect()
-    malloc.release_free_memory()
