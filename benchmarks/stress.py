@@ -1,10 +1,11 @@
 """Does an engine with ullage live through adversarial load with its KV cache full?
 
 The demo model in a memory cgroup of 4 GiB, no memory flag.  Requests far more than the pool holds,
-all at once: longest prompts, longest answers, eight samples each, 20 log probabilities, penalties,
-all of that together, clients that close in the middle of a stream or while they wait, and requests
-that are to be refused.  Each one that ends is followed by another; every 300 s all clients close at
-once, and as many new ones come.  In the end the engine must answer one more request.
+all at once: longest prompts, longest answers, prompts of any length, eight samples each, 20 log
+probabilities, penalties, all of that together, clients that close in the middle of a stream or
+while they wait, and requests that are to be refused.  Each one that ends is followed by another;
+every 300 s all clients close at once, and as many new ones come.  In the end the engine must answer
+one more request.
 
     python benchmarks/stress.py                        three runs of ten minutes
     python benchmarks/stress.py --minutes 1 --runs 1   a first try
@@ -60,11 +61,14 @@ class Kind:
     closes_in_stream: bool = False
     closes_within_s: float | None = None
     refusable: bool = False
+    any_length: bool = False  # of the prompt: up to its share
 
 
 KINDS: Final = (
     Kind(name="longest prompt", prompt=0.99, output=0.01),
     Kind(name="longest answer", prompt=0.01, output=0.99),
+    # Steps of ever other numbers of tokens, each of which needs kernels of its own.
+    Kind(name="any length", prompt=0.5, output=0.01, any_length=True),
     Kind(name="samples", prompt=0.25, output=0.125, extra=(("n", 8), ("temperature", 1.0))),
     Kind(name="log probabilities", prompt=0.125, output=0.125, extra=(("logprobs", 20),)),
     Kind(name="penalties", prompt=0.75, output=0.125, extra=tuple(PENALTIES.items())),
@@ -96,6 +100,8 @@ def asks(max_model_len: int, chance: random.Random) -> Iterator[Ask]:
 
 def ask(kind: Kind, max_model_len: int, chance: random.Random) -> Ask:
     prompt = max(1, int(kind.prompt * max_model_len))
+    if kind.any_length:
+        prompt = chance.randint(1, prompt)
     output = max(1, min(int(kind.output * max_model_len), max_model_len - prompt))
     within_s = kind.closes_within_s
     return Ask(
