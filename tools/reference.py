@@ -17,12 +17,13 @@ from typing import Final
 
 from ullage import cli, errors
 from ullage.budget import MARGIN_FLOOR_BYTES
+from ullage.drivers import steady_heap
 from ullage.report.devices import DevicesReport
 from ullage.report.json import json_schema
 from ullage.report.leases import LeasesReport
 from ullage.report.receipt import Receipt, ReceiptsReport
 from ullage.units import MIB
-from ullage.vllm_plugin import settings
+from ullage.vllm_plugin import settings, versions
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGES: Final = ROOT / "docs" / "reference"
@@ -69,6 +70,27 @@ VARIABLES: Final[Mapping[str, tuple[str, str]]] = {
         "unset",
         "For tests only: the folder with what real machines said. Without it, "
         "`tests/recorded` skips.",
+    ),
+}
+# Others' variables, which the plugin sets for the engine's processes.
+SET_FOR_ENGINES: Final[Mapping[str, tuple[str, str]]] = {
+    versions.GRAMMAR_CACHE: (
+        f"`{versions.GRAMMAR_CACHE_MB}`",
+        "What vLLM's engine core keeps of compiled grammars, in MB. Room is kept for all of it.",
+    ),
+    **{
+        name: (
+            f"`{versions.KERNELS_KEPT_NUMBER}`",
+            f"How many compiled kernels {whose}. Room is kept for all of them.",
+        )
+        for name, whose in zip(
+            versions.KERNELS_KEPT, ("oneDNN keeps", "torch's own layers hold"), strict=True
+        )
+    },
+    steady_heap.TUNABLES: (
+        f"`{steady_heap.tunables_for_engines({})}`",
+        "glibc's heap: no cache of small blocks by thread, and huge pages on request. Added to what "
+        "is there.",
     ),
 }
 INTERNAL: Final = {settings.FRONTEND}
@@ -118,17 +140,24 @@ def environment_page() -> str:
     missing = settings.KNOWN - INTERNAL - VARIABLES.keys()
     if missing:
         raise SystemExit(f"tools/reference.py does not describe {', '.join(sorted(missing))}")
-    rows = [
-        f"| `{name}` | {default} | {text} |"
-        for name, (default, text) in VARIABLES.items()
+    ours = {
+        name: row
+        for name, row in VARIABLES.items()
         if name in settings.KNOWN or not name.startswith("ULLAGE")
-    ]
+    }
     return (
-        f"# Environment variables\n\n{GENERATED}\n| variable | default | what it does |\n"
-        "|---|---|---|\n" + "\n".join(rows) + "\n\nThe plugin warns about any other name that "
+        f"# Environment variables\n\n{GENERATED}\n{_variables_table('default', ours)}\n\n"
+        "The plugin warns about any other name that "
         "begins with `ULLAGE_`. A value that is none is a usage error. Knobs are variables because "
-        "vLLM's `additional_config` is part of its compile-cache key.\n"
+        "vLLM's `additional_config` is part of its compile-cache key.\n\nWhere it handles a start, "
+        "the plugin also sets these for the engine's processes, unless you do:\n\n"
+        f"{_variables_table('value', SET_FOR_ENGINES)}\n"
     )
+
+
+def _variables_table(value: str, rows: Mapping[str, tuple[str, str]]) -> str:
+    lines = [f"| `{name}` | {default} | {text} |" for name, (default, text) in rows.items()]
+    return "\n".join([f"| variable | {value} | what it does |", "|---|---|---|", *lines])
 
 
 def schema(kind: type) -> str:
