@@ -89,8 +89,8 @@ SET_FOR_ENGINES: Final[Mapping[str, tuple[str, str]]] = {
     },
     steady_heap.TUNABLES: (
         f"`{steady_heap.tunables_for_engines({})}`",
-        "glibc's heap: no cache of small blocks by thread, and huge pages on request. Added to what "
-        "is there.",
+        "glibc's heap: no cache of small blocks by thread, and huge pages on request. Added to "
+        "what is there.",
     ),
 }
 INTERNAL: Final = {settings.FRONTEND}
