@@ -23,6 +23,7 @@ UNIT = re.compile(
 COUNTS = {
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "block_elements",
     "elements",
     "completed",
     "starts",
