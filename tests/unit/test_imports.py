@@ -45,6 +45,7 @@ COUNTS = {
     "prompts",
     "start",
     "stop",
+    "value_head_dim",
     "vocabulary",
 }
 
