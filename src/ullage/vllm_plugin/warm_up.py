@@ -126,20 +126,29 @@ def _foresee(runner: Any, sizes: Sizes, available: Callable[[], int], ranks: Ran
     tokens = runner.max_num_tokens
     if tokens < _LEAST_FORESEEN_TOKENS:
         return
+    before_bytes = _in_use_bytes()
     with torch.inference_mode():
-        small, large = (_trial(runner, sizes, part, ranks) for part in (tokens // 8, tokens // 4))
-    available_bytes = available() + sum(ranks.gather(_cached_bytes))
-    trend.refuse_if_too_large(small, large, step_tokens=tokens, available_bytes=available_bytes)
+        small, large = (
+            _trial(runner, sizes, part, before_bytes, ranks) for part in (tokens // 8, tokens // 4)
+        )
+    held_bytes = ranks.gather(lambda: _held_bytes(before_bytes))
+    trend.refuse_if_too_large(
+        small, large, step_tokens=tokens, available_bytes=available() + sum(held_bytes)
+    )
 
 
-def _cached_bytes() -> int:
-    """What a step can have without a page from the kernel; 0 where the allocator does not say."""
+def _in_use_bytes() -> int:
+    """Without what the allocator keeps, which a step can have without a page from the kernel."""
     heap = malloc.heap()
-    return 0 if heap is None else heap.cached_bytes
+    cached_bytes = 0 if heap is None else heap.cached_bytes
+    return _known(procfs.rss_bytes("self"), "VmRSS") - cached_bytes
 
 
-def _trial(runner: Any, sizes: Sizes, tokens: int, ranks: Ranks) -> trend.Trial:
-    before_bytes = _known(procfs.rss_bytes("self"), "VmRSS") - _cached_bytes()
+def _held_bytes(before_bytes: int) -> int:
+    return max(0, _known(procfs.rss_bytes("self"), "VmRSS") - before_bytes)
+
+
+def _trial(runner: Any, sizes: Sizes, tokens: int, before_bytes: int, ranks: Ranks) -> trend.Trial:
     context = min(tokens, sizes.max_model_len)
     step = _measured(
         f"prefill of {tokens}",
